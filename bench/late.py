@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 import late_jobs  # noqa: E402 - beside this file, and so are the next
 import late_rank0  # noqa: E402

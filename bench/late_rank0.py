@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib"))]
 
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
 from simulate_costs import coordinator_of  # noqa: E402

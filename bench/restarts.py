@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib"), str(ROOT / "bench")]
 
 from measure import PYTHON, Effort, Series, UnmeasuredError, clean_environ  # noqa: E402
 from page import Section, Table, promise  # noqa: E402

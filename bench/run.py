@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests")]
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests/lib")]
 
 import container  # noqa: E402 - beside this file, and so are the next
+import detection  # noqa: E402
 import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
@@ -35,6 +36,7 @@ from page import Limit, Section, gpu_part, limits_table, page, section_text, wit
 
 PARTS: dict[str, Callable[[Effort], Section]] = {
     "start": start.section,
+    "detect": detection.section,
     "group": group.section,
     "join": join.section,
     "diagnosis": diagnosis.section,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib"))]
 
 import simulate_tables as tables  # noqa: E402 - beside this file, and so are the next
 from plot import lines  # noqa: E402

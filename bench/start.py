@@ -1,16 +1,12 @@
-"""What a process pays: `import distboot`, `detect`, the wrapper against other launchers and tini, `doctor`."""
+"""What a process pays: `import distboot`, the wrapper against other launchers and tini, `doctor`."""
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from captured import ALL
 from measure import (
     PYTHON,
     Contender,
@@ -23,9 +19,6 @@ from measure import (
 )
 from page import Limit, Section, Table, promise
 from plot import Bar, bars
-
-from distboot import DistbootError, detect
-from distboot.detection.parse import expand_hosts
 
 _PASS = (PYTHON, "-c", "pass")
 _BARE, _OURS = "`python -c pass` itself", "distboot: `python -m distboot run --`"
@@ -48,37 +41,24 @@ _SLOW = {
     "`horovodrun --gloo`": ("horovodrun", "--gloo", "-np", "1"),
     "`deepspeed`": ("deepspeed", "--num_gpus=1", "--no_python", "--no_local_rank"),
 }
-_HOSTLISTS = (
-    "n[000001-050000,050001-100000]",
-    "rack[1-100]n[0001-1000]",
-    "n[" + ",".join(map(str, range(0, 200_000, 2))) + "]",
-    ",".join(f"host-{number}" for number in range(100_000)),
-    ",".join(f"r{number}n[1-10]" for number in range(10_000)),
-)
 
 
 def section(effort: Effort) -> Section:
     """All of it."""
     imported, bare = _import(effort)
-    called, slowest, hostlist = _detect()
     launchers = _launchers(effort)
     small = Table(
-        "Import and `detect`",
+        "Import",
         ("what", "median (quartiles)"),
         [
             ("`python -c pass`", bare.said("ms", 1)),
             ("`import distboot`, over it", imported.said("ms", 1, sign=True)),
-            (f"`detect()`, over {len(ALL)} captured jobs", called.said("µs", 0)),
         ],
-        f"A script that imports distboot and asks where it is starts {(imported.median + called.median) * 1e3:.1f} ms "
-        "later, distributed or not.",
+        f"A script that imports distboot starts {imported.median * 1e3:.1f} ms later, distributed or not.",
     )
     wrapper = launchers[_OURS].less(launchers[_BARE])
     limits = [
         promise("`import distboot` over bare Python", imported, 5e-3, "≤ 5 ms", unit="ms", digits=1, more=True),
-        Limit("`detect()` on any capture, median", f"the slowest {slowest * 1e6:.0f} µs", "≤ 100 µs", slowest <= 1e-4),
-        Limit("a Slurm hostlist of 100,000 hosts", f"the slowest of {len(_HOSTLISTS)} forms {hostlist * 1e3:.0f} ms",
-              "≤ 100 ms", hostlist <= 0.1),
         promise("wrapper around `python -c pass`, over it", wrapper, 40e-3, "≤ 40 ms", unit="ms", digits=1, more=True),
         _doctor(effort),
         _memory(),
@@ -92,25 +72,6 @@ def _import(effort: Effort) -> tuple[Series, Series]:
     found = interleaved([Contender(name, partial(seconds_of, words)) for name, words in sides.items()],
                         effort.rounds(40))  # fmt: skip
     return found["import"].less(found["bare"]), found["bare"]
-
-
-def _detect() -> tuple[Series, float, float]:
-    """The medians of all captured processes, refusals too; the slowest; the slowest hostlist."""
-
-    def timed(what: Callable[[], object], runs: int) -> float:
-        times = []
-        for _ in range(runs):
-            start = time.perf_counter()
-            with suppress(DistbootError):
-                what()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
-
-    processes = [process.environ for capture in ALL for process in capture.processes]
-    medians = [timed(partial(detect, environ), 100) for environ in processes]
-    hostlists = [timed(partial(expand_hosts, text), 7) for text in _HOSTLISTS]
-    assert all(len(expand_hosts(text)) == 100_000 for text in _HOSTLISTS)
-    return Series(tuple(medians)), max(medians), max(hostlists)
 
 
 def _launchers(effort: Effort) -> dict[str, Series]:

@@ -2,7 +2,7 @@
 
     python bench/stopping.py runs 200 torchrun mpirun srun plain podman slow   so many jobs under each of these
 
-A job of `runs` has four ranks on two hosts (tests/hosts.py; `slow`: by hand, and a packet from one to the other takes
+A job of `runs` has four ranks on two hosts (tests/lib/hosts.py; `slow`: by hand, and a packet between them takes
 100 ms, so that there and back are 200), or in two containers of the image of docker/Dockerfile, DDP on Gloo, and the
 code of the page on PyTorch. SIGTERM comes to one rank or to all of them at a random moment. The next job loads its
 checkpoint. The figures: `make bench`.
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 import jobs  # noqa: E402
 from delay import slow_host  # noqa: E402

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 from measure import Contender, Effort, UnmeasuredError, clean_environ, interleaved  # noqa: E402
 from page import Section, Table, promise  # noqa: E402

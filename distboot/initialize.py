@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -247,8 +246,8 @@ def _listen(context: Context, call: Call) -> None:
     preemption = context._preemption  # noqa: SLF001 - of this package
     supervision = call.supervision
     preemption.listen(supervision.stop_signals)
-    if is_mentioned():  # the script will read ctx.preempted: handle a stop before the first read
-        preemption.listen([signal.SIGTERM])
+    if is_mentioned():  # handle a stop before the script's first read
+        preemption.expect_reads()
     preemption.request_at(supervision.stop_at, "the job ends soon")
     preemption.request_at_notice(supervision.stop_notice, supervision.notice_address)
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS / "lib")]
 
 from browser import browser, missing_for_browser  # noqa: E402
 from hosts import REPOSITORY, Hosts, missing_for_hosts  # noqa: E402

@@ -1,7 +1,7 @@
 """Rewrite what the reference says about the code, from the records that the code itself uses: `make docs`.
 
 A page has `<!-- name: written by `make docs` -->` and `<!-- end of name -->` around what is written here, and is a
-person's otherwise. tests/test_reference.py fails when a page is not as this would write it.
+person's otherwise. tests/docs/test_reference.py fails when a page is not as this would write it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 
 import distboot
 from distboot.base.errors import CODES
+from distboot.base.internal_variables import INTERNAL
+from distboot.base.settings import SETTINGS, Setting
 from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.placement import PLATFORMS, Platform
+from distboot.script.patches import GROUPS
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent
@@ -30,6 +33,7 @@ _COMMANDS = ("", "run", "show", "env", "doctor", "launchers", "try")
 # beginning of many; and those few that have no underscore.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")
 _WORDS = ("RANK", "ENVIRONMENT", "HOME", "HOSTNAME", "PYTHONPATH", "PYTHONUNBUFFERED", "container")
+_LOOKS_LIKE_VARIABLE = re.compile(r"\b(?:DISTBOOT|SLURM)_[A-Z_]+\b")
 _PROXY = re.compile(r"(no_)?(grpc|https?|no)_proxy|no_proxy")
 
 
@@ -201,6 +205,55 @@ def _of_platforms() -> str:
     return "\n".join(rows)
 
 
+def _patches() -> str:
+    """What distboot changes in the process of a script, a table for each purpose."""
+    sections = []
+    for group in GROUPS:
+        sections += [f"## {group.title}", ""]
+        if group.about:
+            sections += [group.about, ""]
+        sections += ["| what | why | when | turned off by |", "|---|---|---|---|"]
+        for patch in group.patches:
+            sections.append(f"| {patch.what} | {patch.why} | {patch.when} | {patch.off} |")
+        sections.append("")
+    return "\n".join(sections).rstrip()
+
+
+def _settings() -> str:
+    """What users can set: variable, option of `run` and argument of `init`, default, meaning."""
+    rows = [
+        "| variable | option | argument of `init` | default | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for known in SETTINGS:
+        names = (known.variable, known.option, known.argument)
+        cells = [f"`{name}`" if name else "" for name in names]
+        rows.append(f"| {' | '.join(cells)} | {_default(known)} | {_setting_meaning(known)} |")
+    return "\n".join(rows)
+
+
+def _default(known: Setting) -> str:
+    if known.default:
+        return f"`{known.default}` {known.unit}".rstrip()
+    return _LOOKS_LIKE_VARIABLE.sub(r"`\g<0>`", known.without)
+
+
+def _setting_meaning(known: Setting) -> str:
+    text = _LOOKS_LIKE_VARIABLE.sub(r"`\g<0>`", known.help)
+    if known.unit and not known.default:
+        text = f"{text}; in {known.unit}"
+    if known.page:
+        text = f"{text}. [More]({known.page})"
+    return text
+
+
+def _internal() -> str:
+    rows = ["| variable | set | meaning |", "|---|---|---|"]
+    for variable, known in INTERNAL.items():
+        rows.append(f"| `{variable}` | {known.written} | {known.help} |")
+    return "\n".join(rows)
+
+
 def _help() -> str:
     """What every command says of itself."""
     sections = []
@@ -221,7 +274,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "variables of launchers": _of_launchers,
     "variables of platforms": _of_platforms,
     "platforms that number nodes": _of_nodes,
+    "patches": _patches,
     "help": _help,
+    "settings": _settings,
+    "variables of distboot's own": _internal,
 }
 
 

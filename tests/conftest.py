@@ -58,7 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     shared = {
         path.name
-        for path in Path(__file__).parent.glob("test_*.py")
+        for path in Path(__file__).parent.rglob("test_*.py")
         if 'scope="module"' in path.read_text()
     }
 

@@ -49,7 +49,7 @@ class Environment:
     name: str  # of its folder
     python: str  # which one, for example "3.10"
     install: tuple[tuple[str, ...], ...]  # the arguments of `pip install`, time after time
-    # The tests/test_*.py to run for each distribution; under "" those without one
+    # The tests/*/test_*.py to run for each distribution; under "" those without one
     tests: Mapping[str, Sequence[str]]
     # In which pip builds and the tests run
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -208,6 +208,11 @@ def versions(python: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
+def _file_of(test: str) -> str:
+    (found,) = (ROOT / "tests").glob(f"*/test_{test}.py")
+    return str(found.relative_to(ROOT))
+
+
 def tried(
     wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
@@ -227,7 +232,7 @@ def tried(
     ).stdout.split()[1]
     environ = {**environment(python, sdist.parent), **wanted.variables, "OMP_NUM_THREADS": "1"}
     for name, tests in wanted.tests.items():
-        files = [f"tests/test_{test}.py" for test in tests]
+        files = [_file_of(test) for test in tests]
         title = f"{name} {there[name]}" if name else "no framework"
         with tests_of(sdist) as folder, tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(

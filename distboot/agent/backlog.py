@@ -21,34 +21,31 @@ class Backlog:
 
     def __init__(self) -> None:
         self.sent = 0  # messages, ever
-        self._kept: deque[tuple[int, Broadcast]] = deque()
+        self.messages: deque[tuple[int, Broadcast]] = deque()  # that are kept
         self._size = 0
 
     def __iter__(self) -> Iterator[tuple[int, Broadcast]]:
-        return iter(self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        return iter(self.messages)
 
     @property
     def is_long(self) -> bool:
-        return len(self._kept) >= _MANY and self.sent % _MANY == 0
+        return len(self.messages) >= _MANY and self.sent % _MANY == 0
 
     def add(self, rank: int, message: Broadcast) -> None:
         self.sent += 1
-        self._kept.append((rank, message))
+        self.messages.append((rank, message))
         self._size += message.size
         while self._size > _MOST:
             self._drop()
 
     def clear(self) -> None:
         """The peer's kernel has everything."""
-        self._kept.clear()
+        self.messages.clear()
         self._size = 0
 
     def confirm(self, received: int) -> None:
         """The peer has received so many messages; `ProtocolError`: it lacks some that are not kept any more."""
-        first = self.sent - len(self._kept)
+        first = self.sent - len(self.messages)
         if not first <= received <= self.sent:
             raise ProtocolError(
                 f"has received {received} of {self.sent} messages, and those before {first} are not kept"
@@ -57,5 +54,5 @@ class Backlog:
             self._drop()
 
     def _drop(self) -> None:
-        _, message = self._kept.popleft()
+        _, message = self.messages.popleft()
         self._size -= message.size

@@ -126,10 +126,13 @@ class HeartbeatConnection:
         )
         self.received = 0  # messages, ever
         self._kept = Backlog()
-        self._bytes = 0  # that were read, ever
+        self._has_all = False  # whether nothing was left to read at the last attempt
         self._unsent = bytearray()
         self._is_full = False  # whether too much waits for a peer that takes nothing
         self._channel, self._bound = channel, bound
+        # Seconds: these two are compared for each peer, once a second
+        self._patience = _PATIENCE * bound
+        self._frozen_after = _FROZEN * bound
         self._probe: Probe | None = None  # while it is suspect
         # When we last saw that its kernel had confirmed all that we sent
         self._looked = self._confirmed = self.heard
@@ -183,6 +186,7 @@ class HeartbeatConnection:
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:
+            self._has_all = True
             return []
         except OSError as error:
             gave_up = error.errno in _GIVEN_UP
@@ -190,7 +194,6 @@ class HeartbeatConnection:
         if not data:
             raise DisconnectedError(gave_up=self._is_full)
         self.heard = now
-        self._bytes += len(data)
         if data == self._plain and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
@@ -206,10 +209,9 @@ class HeartbeatConnection:
     def drain(self, now: float, *kinds: type) -> list[tuple[int, object]]:
         """What was received until this connection ends, or is given up for another one."""
         found: list[tuple[int, object]] = []
-        before = -1
+        self._has_all = False
         with suppress(DisconnectedError, ProtocolError):
-            while before != self._bytes:
-                before = self._bytes
+            while not self._has_all:
                 found += self.receive(now, *kinds)
         return found
 
@@ -310,11 +312,14 @@ class HeartbeatConnection:
         self._looked = now
         if is_confirmed:
             self._confirmed = now
-            if self._kept:
+            if self._kept.messages:
                 self._forget_confirmed()
-        silence = max(silence, now - self._confirmed)  # a network may fail in one direction
-        if silence < _PATIENCE * self._bound:
+        else:
+            silence = max(silence, now - self._confirmed)  # a network may fail in one direction
+        if silence < self._patience:
             self._forget_probe()
+            if self.unreachable_since is None and now - self.heard <= self._frozen_after:
+                return None
             return self._frozen(now)
         if self._probe is None:
             self.heartbeat()  # which its kernel confirms, if it is there
@@ -342,9 +347,10 @@ class HeartbeatConnection:
         if self.unreachable_since is not None:  # the time without heartbeats begins now
             self.unreachable_since = None
             self.heard = now
-        seconds = _FROZEN * self._bound
+            return None
+        seconds = self._frozen_after
         why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
-        return LivenessFault(True, why) if now - self.heard > seconds else None
+        return LivenessFault(True, why)
 
     def close(self) -> None:
         self.socket.close()

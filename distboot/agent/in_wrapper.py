@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..base.process import start_without_signals
 from ..base.settings import SupervisionSettings
+from ..base.threads import start_without_signals
 from ..job.exit_status import ExitStatus, shown
 from ..job.messages import Phases, Register
 from ..rendezvous.events import COMMAND

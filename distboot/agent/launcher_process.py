@@ -25,8 +25,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.process import proc_stat, start_without_signals
+from ..base.procfs import proc_stat
 from ..base.text import escape_control, log_line
+from ..base.threads import start_without_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

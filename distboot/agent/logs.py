@@ -20,8 +20,8 @@ from functools import partial
 from math import inf
 
 from ..base.errors import DistbootError, too_few_files
-from ..base.process import start_without_signals
 from ..base.text import host_name, log_line, short_repr
+from ..base.threads import start_without_signals
 from .log_lines import PrefixedLines
 
 # Seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be

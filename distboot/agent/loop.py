@@ -139,6 +139,7 @@ class Participant:
     ) -> None:
         """Let the script of a rank wait at a key, until it is answered through `reply`."""
         self.waiting[rank] = Wait(message.key, now + message.limit + _LATER, reply)
+        self._pass_key(rank, now)
         self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
@@ -303,7 +304,14 @@ class Participant:
         wait = self.waiting.get(rank)
         if wait is not None and (isinstance(message, Go) or message.key in (wait.key, None)):
             del self.waiting[rank]
+            self._pass_key(rank, time.monotonic())
             wait.reply(message)
+
+    def _pass_key(self, rank: int, now: float) -> None:
+        """Note that a rank moves: it comes to a key, or goes on there."""
+        watched = self.watched.get(rank)
+        if watched is not None:
+            watched.pass_key(now)
 
     def _disconnected(
         self, connection: HeartbeatConnection, error: DisconnectedError, now: float

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ..base.process import proc_stat
+from ..base.procfs import proc_stat
 from ..base.text import without_secret
 from ..job.exit_status import (
     FATAL,
@@ -39,8 +39,10 @@ from ..script.crash_hooks import (
     ENDING,
     EXCEPTION,
     INTERRUPT,
+    OURS,
     STEPS,
     TERM,
+    TERM_HANDLER,
 )
 from ..script.progress import KIND as PROGRESS
 from ..script.progress import Movement, is_our_thread
@@ -70,6 +72,9 @@ _JUST_NOW = 2.0  # seconds
 # Seconds after which SIGTERM is sent to a script of which it is not known whether it reads `ctx.preempted`
 _UNDECIDED = 2.0
 _AFTER_TERM = 1.0  # seconds between a SIGTERM that was held back for the grace, and SIGKILL
+_UNANSWERED = 2.0  # seconds for a handler of SIGTERM to run, unless the script is in C
+_POLLING = 1.0  # seconds; as often as it is known whether a process uses a processor
+_WAITS = "the script waits in a call that TERM does not end: killed"
 
 
 class Process:
@@ -219,6 +224,9 @@ class MonitoredProcess:
         self.has_ended = self._is_killed_soon = False
         # Since when SIGTERM is held back, as `ctx.preempted` tells the script; None: it is not
         self._held_since: float | None = None
+        # Whether SIGTERM only asks the script to stop, through our handler; and whether that has run
+        self._listens = self._has_answered = False
+        self._asked_at = 0.0  # when SIGTERM was sent as another rank had failed
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks
@@ -248,7 +256,10 @@ class MonitoredProcess:
         if self.external_signal is None and not self.has_ended:
             self._is_stopped, self._is_done = order.is_failure, order.is_done
             if self._is_stopped or self._is_done:
+                self._has_answered = False
                 self._send_term()
+                self._asked_at = now
+                self._loop.call_at(now + _UNANSWERED, self._end_waiting)
             else:
                 self.external_signal = int(signal.SIGTERM)
                 self.hold_term(now)
@@ -282,6 +293,29 @@ class MonitoredProcess:
         if not self.has_ended:
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
+
+    def _end_waiting(self) -> None:
+        """End a script that listens, but only waits since another rank has failed: likely for that rank."""
+        now = time.monotonic()
+        is_done = self.has_ended or self._role.stops.is_told(self.rank)
+        if is_done or not self._listens or self.ending == signal.SIGKILL:
+            return
+        limit = self._role.stops.limit if self._has_answered else _UNANSWERED
+        if now < self._asked_at + limit or self._is_busy():
+            self._loop.call_at(now + _POLLING, self._end_waiting)
+            return
+        self._role.stops.end(self.rank)
+        self._loop.call_at(now + _POLLING, self._kill_waiting)
+
+    def _kill_waiting(self) -> None:
+        """Kill it where not even a thread of Python runs, as the call holds the lock."""
+        if not self.has_ended and self._listens:
+            self._role.say(_WAITS, self.rank, event="killed")
+            self._kill()
+
+    def _is_busy(self) -> bool:
+        """Whether it has used a processor, or a disk, since it was asked to stop."""
+        return self._movement.used_at > self._asked_at + _POLLING or self.process.state == "D"
 
     def _kill_after_grace(self, now: float) -> None:
         if not self._is_killed_soon:
@@ -321,10 +355,16 @@ class MonitoredProcess:
             self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
             self._stopped = ""
 
+    def pass_key(self, now: float) -> None:
+        """Its script begins to wait at a key, or goes on there."""
+        self._movement.pass_key(now)
+
     def locate(self, question: Locate, now: float) -> None:
         movement, numbers = self._movement, self._role.stops.numbers(self.rank)
         since, idle = max(now - movement.since, 0.0), max(now - movement.used_at, 0.0)
-        position = Position(question.number, since, movement.counts, *numbers, idle=idle)
+        position = Position(
+            question.number, since, movement.counts, *numbers, idle=idle, keys=movement.keys
+        )
 
         def reply(stacks: Stacks | None = None) -> None:
             self._role.take(self.rank, replace(position, stacks=stacks), time.monotonic())
@@ -395,7 +435,10 @@ class MonitoredProcess:
             self._role.take(self.rank, Exiting(), now)
         elif kind == PROGRESS:
             self._movement.take(text, now)
+        elif kind == TERM_HANDLER:
+            self._listens = text == OURS
         elif kind in (INTERRUPT, TERM):
+            self._has_answered = True
             self.stopping(now, signal.SIGINT if kind == INTERRUPT else signal.SIGTERM)
 
     def _fails(self, exception: UncaughtException, now: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from ..base.process import start_without_signals
+from ..base.threads import start_without_signals
 from ..rendezvous.membership import JoinPlan
 from ..rendezvous.protocol import Channel
 from ..rendezvous.worker import NoAnswerError, UnreachableError, Worker

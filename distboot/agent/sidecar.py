@@ -110,8 +110,12 @@ class ForeignProcess(MonitoredProcess):
 
     def _end(self, how: ExitStatus, now: float) -> None:
         end = self.ended(how, now)
+        if end.succeeded:
+            return
         # A rank that fails because of a peer waits: the launcher must not take its exit code for that of the first.
-        if not end.succeeded and (self.stopped_by_us or not end.is_secondary):
+        cause = self._role.root_cause
+        is_first = cause is not None and cause.is_first(self.rank)
+        if is_first or self.stopped_by_us or not end.is_secondary:
             self.let_go()
 
     def decided(self, now: float) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable
 from math import inf
 
-from ..script.stop_page import ASKED, READS, STEPS, STOP, Page, new_page
+from ..script.stop_page import ASKED, END, NUMBERS, READS, STEPS, STOP, Page, new_page
 
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
-_NO_PAGE = [0, 0, 0, 0]
+_NO_PAGE = [0 for _ in NUMBERS]
 
 
 def _set_once(page: Page, index: int, value: int) -> None:
@@ -22,7 +23,7 @@ class StopPages:
     """The pages that an agent shares with its scripts. All times are those of `time.monotonic`."""
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit  # seconds for the answer, and for the scripts to reach their read
+        self.limit = limit  # seconds for the answer, and for the scripts to reach their read
         self._pages: dict[int, Page] = {}  # by rank
         self._open: set[int] = set()  # the ranks whose scripts have a context
         self._forget()
@@ -59,7 +60,7 @@ class StopPages:
         if not self._is_asked:
             self._is_asked = True
             self._count_at = now + _SETTLING
-            self._late_at = now + self._limit
+            self._late_at = now + self.limit
             for page in self._pages.values():
                 page[ASKED] = self._until()
 
@@ -90,6 +91,11 @@ class StopPages:
     def close(self, rank: int) -> None:
         """The script of this rank has closed its context: it reads no more."""
         self._open.discard(rank)
+
+    def end(self, rank: int) -> None:
+        """Let the script of a rank end without another read."""
+        if rank in self._pages:
+            self._pages[rank][END] = signal.SIGTERM
 
     def is_read(self, rank: int) -> bool | None:
         """Whether the script of a rank reads `ctx.preempted`, and so needs no signal; None: not known yet."""
@@ -128,8 +134,8 @@ class StopPages:
     def _behind(self, page: Page) -> str:
         what = "it has not reached its next read of ctx.preempted"
         where = f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"
-        return f"warning: {what} within {self._limit:g} s: {where}"
+        return f"warning: {what} within {self.limit:g} s: {where}"
 
     def _until(self) -> int:
         """Until when a read waits, of those that begin now."""
-        return time.monotonic_ns() + round(self._limit * 1e9)
+        return time.monotonic_ns() + round(self.limit * 1e9)

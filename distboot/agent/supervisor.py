@@ -18,13 +18,10 @@ from functools import partial
 from typing import NamedTuple
 
 from .. import script
+from ..base.commands import command_error, limit_files
 from ..base.errors import DistbootError
-from ..base.process import (
-    FROM_OUTSIDE,
-    command_error,
-    limit_files,
-    proc_stat,
-)
+from ..base.procfs import proc_stat
+from ..base.signals import FROM_OUTSIDE
 from ..base.text import escape_control, log_line
 
 # Type checkers take the name for typing's, whose import would slow every start

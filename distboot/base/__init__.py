@@ -1,1 +1,1 @@
-"""What every other folder may use: text for people, errors, settings, and this process. Imports nothing of ours."""
+"""What every folder uses: text for people, errors, settings, commands, threads, /proc. Imports no other."""

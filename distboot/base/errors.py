@@ -1,4 +1,4 @@
-"""The one exception of distboot. Every code that it can carry is in `CODES`, with its exit code and its meaning."""
+"""The one exception of distboot; `CODES` has its codes, each with an exit code and a meaning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# From sysexits.h: 78 is EX_CONFIG (fix the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
-# 126 and 127 are what POSIX shells return for a command that cannot be run or found.
+# From sysexits.h: 78 is EX_CONFIG (fix the environment first), 75 is EX_TEMPFAIL (worth a retry),
+# 74 is EX_IOERR; POSIX shells return 126 and 127 for a command that cannot be run or found.
 CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (
         78,
@@ -18,11 +18,11 @@ CODES: Mapping[str, tuple[int, str]] = {
     "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
     "not-alone": (
         78,
-        "no launcher numbers the process, and its environment says that there are others",
+        "no launcher numbers the process, and its environment shows that there are others",
     ),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
-    "no-master-addr": (78, "nothing in the environment says where rank 0 is"),
+    "no-master-addr": (78, "the environment does not have the address of rank 0"),
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
     "unresolvable-address": (
         75,
@@ -44,10 +44,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     ),
     "version-mismatch": (
         78,
-        "the ranks run versions of distboot that do not understand each other",
+        "the ranks run incompatible versions of distboot",
     ),
-    "duplicate-rank": (78, "two processes say that they are the same rank"),
-    "membership-mismatch": (78, "the ranks that met do not fit together"),
+    "duplicate-rank": (78, "two processes have the same rank"),
+    "membership-mismatch": (78, "the ranks disagree about their job"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
     "unknown-interface": (78, "a variable names a network interface that this host does not have"),
     "too-few-files": (
@@ -60,11 +60,11 @@ CODES: Mapping[str, tuple[int, str]] = {
     ),
     "mpi-mismatch": (
         78,
-        "mpi4py or Horovod uses another MPI than the one that started the process",
+        "mpi4py or Horovod uses a different MPI than the one that started the process",
     ),
     "rank-mismatch": (
         78,
-        "the framework has other numbers than the launcher: ranks in worlds of their own",
+        "the framework has different numbers than the launcher: ranks that train separately",
     ),
     "mpi-failed": (78, "the process ended while MPI was starting"),
     "rendezvous-needed": (
@@ -73,7 +73,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     ),
     "process-group-failed": (78, "torch could not start the process group"),
     "strategy-failed": (78, "TensorFlow could not start the strategy, or the server of a task"),
-    "unknown-framework": (2, "there is no such framework"),
+    "unknown-framework": (2, "the framework does not exist"),
     "framework-not-installed": (78, "the framework cannot be imported"),
     "backend-not-available": (78, "this build of the framework lacks the backend asked for"),
     "too-few-accelerators": (78, "a node has fewer visible accelerators than local ranks"),
@@ -84,7 +84,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     ),
     "spawned-process": (
         78,
-        "multiprocessing started the process, and nothing says which rank it is",
+        "multiprocessing started the process, and its environment does not have its rank",
     ),
     "already-initialized": (
         78,
@@ -100,19 +100,20 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 
 
-# The rank of a process whose environment does not say which it is, as `DistbootError.who` has it
+# `DistbootError.who` of a process whose environment does not have its rank
 UNKNOWN_RANK = ""
 
 
 class DistbootError(Exception):
-    """A refusal that says what is wrong, where, and what to do about it.
+    """The one exception: a stable code, a message and a hint.
 
     Attributes:
         code: stable kebab-case name, a key of `CODES`.
         message: what was found; may have several lines when there are several problems.
         hint: what to do; may be empty.
         exit_code: the exit code of the command for this error.
-        who: this process, as "rank 3", or UNKNOWN_RANK when its environment does not say which; None when it is alone.
+        who: this process, as "rank 3"; UNKNOWN_RANK if its environment does not have the rank; None
+            if it is alone.
     """
 
     # Tracebacks and pickles show the public name, not the file that it lives in.
@@ -127,16 +128,18 @@ class DistbootError(Exception):
         super().__init__(code, message, hint)
 
     def of(self, who: str | None) -> DistbootError:
-        """This very error, which now says whose it is, unless it did already."""
-        self.who = who if self.who is None else self.who
+        """This error, with a process unless it has one."""
+        if self.who is None:
+            self.who = who
         return self
 
     def __str__(self) -> str:
-        # Every line says its rank and host, as `log_line` does: it may stand between those of 63 other ranks.
-        # Python begins the first one of a traceback with "distboot.DistbootError: ".
+        # Every line has rank and host, as those of `log_line`: lines of 63 other ranks may be
+        # between them. Python begins the first line of a traceback with "distboot.DistbootError: ".
         from .text import host_name  # here, as most processes print none
 
-        whose = where = ""
+        whose = ""
+        where = ""
         if self.who == UNKNOWN_RANK:
             where = f"on {host_name()}: "
         elif self.who is not None:
@@ -159,14 +162,13 @@ def printed(error: DistbootError) -> str:
 
 
 def rendezvous_needed(why: str) -> DistbootError:
-    """The error where the roll call, which is off, is the only way to learn something."""
-    return DistbootError(
-        "rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS"
-    )
+    """The error where only the rendezvous, which is off, could complete something."""
+    problem = f"DISTBOOT_RENDEZVOUS=0, and {why}"
+    return DistbootError("rendezvous-needed", problem, "unset DISTBOOT_RENDEZVOUS")
 
 
 def too_few_files(error: BaseException) -> DistbootError | None:
-    """The error for one that says that this process may open no more files; None: it says something else."""
+    """The error for an OSError because this process may open no more files; None for any other."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     hint = "raise the limit (ulimit -n), or look for files that are left open"
@@ -175,29 +177,35 @@ def too_few_files(error: BaseException) -> DistbootError | None:
 
 @contextmanager
 def with_too_few_processes() -> Iterator[None]:
-    """That no more threads can be started is `too-few-processes` in this block."""
+    """In this block, a thread that cannot be started is the error `too-few-processes`."""
     try:
         yield
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
-        text = "the system does not let this process start another thread"
-        hint = "raise the limit of processes (ulimit -u; --pids-limit of a container, pids.max of its cgroup)"
-        raise DistbootError("too-few-processes", text, hint) from None
+        raise DistbootError(
+            "too-few-processes",
+            "the system does not let this process start another thread",
+            "raise the limit of processes "
+            "(ulimit -u; --pids-limit of a container, pids.max of its cgroup)",
+        ) from None
 
 
 @contextmanager
 def with_too_few_files() -> Iterator[None]:
-    """That this process may open no more files is `too-few-files` in this block."""
+    """In this block, a file that must not be opened is the error `too-few-files`."""
     try:
         yield
     except OSError as error:
-        raise too_few_files(error) or error from None
+        few = too_few_files(error)
+        if few is None:
+            raise
+        raise few from None
 
 
 @contextmanager
 def with_rank(who: str | None) -> Iterator[None]:
-    """Errors in this block say whose they are, unless they do already; `who` as `Placement.who`."""
+    """Errors in this block are of this process unless they have one; `who` as `Placement.who`."""
     try:
         yield
     except DistbootError as error:

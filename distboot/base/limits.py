@@ -1,35 +1,33 @@
-"""Time limits: a number, a text or a timedelta, in seconds."""
+"""Timeouts in seconds, from a number, a text or a timedelta."""
 
 from __future__ import annotations
 
 from .errors import DistbootError
 
 _MOST = 86400.0  # a day
-_LEAST = {True: 0.0, False: 1e-300}  # whether it may be 0
-_HINTS = {True: "give 0 to 86400", False: "give a number above 0, at most 86400"}
+# Whether 0 is valid: the least number, and the hint for one that is not valid
+_RANGES = {
+    True: (0.0, "use 0 to 86400 seconds"),
+    False: (1e-300, "use a number of seconds above 0, at most 86400"),
+}
 
 
 def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = False) -> float:
-    """A time limit in seconds, above 0 (or that) and at most a day; else an error with this code."""
+    """A timeout in seconds, above 0 (or 0 if `may_be_0`), at most a day; else an error."""
+    least, hint = _RANGES[may_be_0]
     number = _number_of_seconds(value)
-    if not _LEAST[may_be_0] <= number <= _MOST:
-        raise DistbootError(
-            code,
-            f"{given} is not a number of seconds",
-            _HINTS[may_be_0],
-        )
+    if not least <= number <= _MOST:
+        raise DistbootError(code, f"{given} is not a number of seconds", hint)
     return number
 
 
 def _number_of_seconds(value: object) -> float:
     """The seconds in a number, a text or a timedelta; -1 for anything else."""
-    # A timedelta, which torch.distributed takes; its module is not imported for it
+    # A timedelta has it, as torch.distributed takes one; its module is not imported for it
     total = getattr(value, "total_seconds", None)
     if total is not None:
         return float(total())
-    if isinstance(value, bool):
-        return -1.0
-    if not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return -1.0
     try:
         return float(value)

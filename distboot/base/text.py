@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-_DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*", re.DOTALL)  # of IPv4 or IPv6
+_MAPPED = re.compile(r"::ffff:(?=.*\.)")
+_BEFORE_HOST = re.compile(r".*@", re.DOTALL)
 _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
@@ -20,8 +22,8 @@ _EVENT_WORDS = ("summary", "warning", "hint")  # beginnings of a text that are t
 
 def short_repr(value: object) -> str:
     """A value for an error message: quoted and escaped, cut if too long, and without a password."""
-    if isinstance(value, str) and "@" in value:  # user:password@host, or a token for it
-        value = "***" + value[value.rindex("@") :]
+    if isinstance(value, str):  # user:password@host, or a token in place of both
+        value = _BEFORE_HOST.sub("***@", value)
     text = repr(value)
     if len(text) > _LONGEST:
         text = text[:_LONGEST] + "…"
@@ -30,8 +32,6 @@ def short_repr(value: object) -> str:
 
 def escape_control(text: str) -> str:
     """A text for the terminal with control characters escaped, line ends included."""
-    if text.isprintable():
-        return text
     return "".join(map(_escape_character, text))
 
 
@@ -47,8 +47,8 @@ def host_name() -> str:
 
 
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
-    """A line as one JSON object if DISTBOOT_LOG=json, else an empty text."""
-    if os.environ.get("DISTBOOT_LOG") != "json":
+    """A line as one JSON object if DISTBOOT_LOG_FORMAT=json, else an empty text."""
+    if os.environ.get("DISTBOOT_LOG_FORMAT") != "json":
         return ""
     import json  # here and below, as few jobs need them
     import time
@@ -57,8 +57,11 @@ def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     if begin in _EVENT_WORDS:
         event = begin
         text = rest
-    fields: dict[str, object] = {"event": event or "note", "time": round(time.time(), 3)}
-    fields["rank"] = None
+    fields: dict[str, object] = {
+        "event": event or "note",
+        "time": round(time.time(), 3),
+        "rank": None,
+    }
     if who:  # "rank 3", "node 1"
         unit, _, number = who.partition(" ")
         fields[unit] = digits(number)
@@ -75,7 +78,9 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     """
     line = as_json(who, text, event, **more)
     if not line:
-        whose = "" if who is None else f"{who} on {host_name()}: "
+        whose = ""
+        if who is not None:
+            whose = f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
@@ -113,10 +118,9 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
 
 def digits(text: str, most: int = 8) -> int | None:
     """The number in a text of at most `most` digits; None for any other text."""
-    is_number = text.isascii() and text.isdigit()
-    if not is_number or len(text) > most:
-        return None
-    return int(text)
+    if re.fullmatch(f"[0-9]{{1,{most}}}", text):
+        return int(text)
+    return None
 
 
 def counted(count: int, what: str) -> str:
@@ -139,7 +143,7 @@ def runs(numbers: Iterable[int]) -> list[range]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    return _joined(runs(numbers))
+    return _joined(map(_span, runs(numbers)))
 
 
 def ranks_said(ranks: Sequence[int]) -> str:
@@ -157,8 +161,8 @@ def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
 
     spans = []
     for nodes, group in groupby(runs(ranks), nodes_of):
-        spans.append(f"{_joined(list(group))} {nodes_said(nodes)}")
-    return _first(spans)
+        spans.append(f"{_joined(map(_span, group))} {nodes_said(nodes)}")
+    return _joined(spans)
 
 
 def nodes_said(nodes: Sequence[int]) -> str:
@@ -168,20 +172,17 @@ def nodes_said(nodes: Sequence[int]) -> str:
     return f"(nodes {ranges(nodes)})"
 
 
-def _joined(found: Sequence[range]) -> str:
-    return _first(list(map(_span, found)))
-
-
 def _span(run: range) -> str:
     if len(run) == 1:
         return str(run.start)
     return f"{run.start}-{run.stop - 1}"
 
 
-def _first(spans: Sequence[str]) -> str:
+def _joined(spans: Iterable[str]) -> str:
     """`"0-2, 5"`, not too many of them."""
-    text = ", ".join(spans[:_MOST_SPANS])
-    left_out = len(spans) - _MOST_SPANS
+    listed = list(spans)
+    text = ", ".join(listed[:_MOST_SPANS])
+    left_out = len(listed) - _MOST_SPANS
     if left_out > 0:
         text += f" and {left_out} more"
     return text
@@ -189,13 +190,15 @@ def _first(spans: Sequence[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of the message of any exception; its type if it has no message."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def is_address(host: str) -> bool:
     """Whether a host, as `parse_address` returns it, is an address and not a name."""
-    return ":" in host or _DIGITS_AND_DOTS.fullmatch(host) is not None
+    return _ADDRESS.fullmatch(host) is not None
 
 
 def format_address(host: str, port: int) -> str:
@@ -208,9 +211,10 @@ def format_address(host: str, port: int) -> str:
 
 def without_mapping(host: str) -> str:
     """`"10.0.0.1"` for `"::ffff:10.0.0.1"`, as a socket for both families has it."""
-    if "." not in host:
+    mapped = _MAPPED.match(host)
+    if mapped is None:
         return host
-    return host.removeprefix("::ffff:")
+    return host[mapped.end() :]
 
 
 def without_secret(text: str, secret: str | None = None) -> str:

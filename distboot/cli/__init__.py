@@ -1,1 +1,1 @@
-"""The command line: `main` finds the command, `run` is the wrapper; the other commands are in `tools/`."""
+"""The command line: `main` calls a command; `run` is the wrapper; the others are in `tools/`."""

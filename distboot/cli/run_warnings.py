@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from ..base.text import escape_control, log_line, short_repr
 from ..detection.placement import Placement
-from .target import Target, misplaced_options
+from .script_text import misplaced_options
+from .target import Target
 
 
 def warn_of_misplaced(target: Target, placement: Placement) -> None:

@@ -173,7 +173,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
             and outer.fields.get("world_size", 1) != 1
         ):
             placement = _as_exported(environ, outer)
-        _refuse_not_alone(placement, without_ours)
+        _refuse_signs(placement, without_ours)
     else:
         option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
         placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
@@ -226,6 +226,11 @@ def _placements(
 
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     """The placement of a process that a launcher started, by its claim or because the user says so; or an error."""
+    return _read(launcher, environ).placement()
+
+
+def _read(launcher: Launcher, environ: Mapping[str, str]) -> EnvReader:
+    """What a launcher says, unchecked."""
     reader = EnvReader(
         environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts
     )
@@ -235,10 +240,12 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
+        if name not in environ:
+            continue
         number = reader.number(NUMBERS[launcher.numbers.index(own)])
         reader.agree(name, number, reader.first(own, launcher.instead.get(own, own)))
     reader.job_id(*launcher.job_id)
-    return reader.placement()
+    return reader
 
 
 def _found(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
@@ -248,9 +255,10 @@ def _found(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
 
 def _found_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The placement of a process that a launcher started; None also where there is only half of the launcher."""
-    with suppress(DistbootError):
+    try:
         return _found(launcher, environ)
-    return None
+    except DistbootError:
+        return None
 
 
 def _view(
@@ -278,7 +286,10 @@ def _candidates(
     `found` has the placements of those that have variables of their own.
     """
     own = outer.fields["launcher"]
-    new = {name for name, identity in _traces(found).items() if outer.is_new(name, identity)}
+    new = set()
+    for name, identity in _traces(found).items():
+        if outer.is_new(name, identity):
+            new.add(name)
     if new:
         return [one for one in present if one.name in new]
     return [one for one in present if one.name not in found or one.name == own]
@@ -383,14 +394,32 @@ def _nodes_by(
     return None
 
 
-def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse a process that is alone by its placement, and not by what else its environment says."""
-    is_one = placement.world_size == 1 and placement.node_level is None
-    if not is_one or placement.launcher not in _OF_ONE:
-        return
-    found = signs.signs(environ)
-    if found:
-        raise signs.not_alone([*found, *signs.addresses(environ)], placement)
+def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse a process that is alone by its placement, or another node, and not by what else its environment says."""
+    launcher = LAUNCHERS[placement.launcher]
+    if placement.world_size == 1 and placement.node_level is None:
+        if placement.launcher not in _OF_ONE:
+            return
+        found = signs.signs(environ)
+        if found:
+            raise signs.not_alone([*found, *signs.addresses(environ)], placement)
+    elif launcher.numbers_nodes:
+        other = signs.other_nodes(environ, placement, launcher.markers)
+        if other is not None:
+            raise _other_node(placement, other)
+
+
+def _other_node(placement: Placement, sign: signs.Sign) -> DistbootError:
+    index, count = sign.variables
+    says = f"{placement.launcher} says node {placement.rank} of {placement.world_size}"
+    theirs = f"{index}={short_repr(sign.values[0])} and {count}={short_repr(sign.values[1])}"
+    return DistbootError(
+        "conflicting-launchers",
+        f"{says} ({placement.sources['rank']}), but {theirs} disagree",
+        f"DISTBOOT_LAUNCHER={placement.launcher} if {index} and {count} are about something else; "
+        f"if they are right, set NODE_RANK=${index} NUM_NODES=${count} DISTBOOT_LAUNCHER=nodes, "
+        "and MASTER_ADDR to the host of node 0",
+    ).of(UNKNOWN_RANK)
 
 
 def _notes_on_others(
@@ -401,11 +430,13 @@ def _notes_on_others(
         return []
     notes = []
     for other in further_out:
+        names = _markers_present(environ, other)
+        if not names:
+            continue
         # Of two with daemons that are there and agree, one has inherited the variables of the other.
         is_inherited = candidate.uses_daemons and other.uses_daemons
         is_one_node = other.numbers_nodes and not other.claims(environ)
-        names = _markers_present(environ, other)
-        if names and not is_inherited and not is_one_node:
+        if not is_inherited and not is_one_node:
             owner = f"{candidate.name} owns the rank, {other.name} is further out"
             notes.append(f"{names} ignored: {owner}")
     return notes
@@ -450,23 +481,12 @@ def _named(
     """What the launcher says that the user names, with the `option` that names it for messages."""
     if name in (SINGLE.name, OFF):
         return read_placement(SINGLE, without_ours)  # whatever else the environment says
-    word = str(name)
-    candidate = LAUNCHERS.get(word)
+    candidate = LAUNCHERS.get(str(name))
     if candidate is None:
-        titled = [
-            one.name
-            for one in INNERMOST_FIRST
-            if word.lower() in re.findall(r"[\w.]+", one.title.lower())
-        ]
-        hint = (
-            f"{did_you_mean(word, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, and {OFF} for a process "
-            "that is alone (python -m distboot launchers)"
-        )
-        raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of(
-            UNKNOWN_RANK
-        )
+        raise _unknown(str(name), option)
     environ = _view(candidate, environ, without_ours)
-    is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
+    is_claimed = candidate.claims(environ)
+    problem = "its variables are not as it sets them"
     if is_claimed or not candidate.needs_claim:
         try:
             # Also one that it does not claim: the user says that it is so
@@ -480,6 +500,19 @@ def _named(
         f"{option}: {problem}",
         "remove the setting to let distboot find the launcher, or start the job with that launcher; to containers, "
         "pass its rank and size",
+    ).of(UNKNOWN_RANK)
+
+
+def _unknown(word: str, option: str) -> DistbootError:
+    titled = []
+    for one in INNERMOST_FIRST:
+        if word.lower() in re.findall(r"[\w.]+", one.title.lower()):
+            titled.append(one.name)
+    return DistbootError(
+        "unknown-launcher",
+        f"{option} is not a valid launcher",
+        f"{did_you_mean(word, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, "
+        f"and {OFF} for a process that is alone (python -m distboot launchers)",
     ).of(UNKNOWN_RANK)
 
 
@@ -526,29 +559,44 @@ def _check_generic_vars(
 ) -> list[str]:
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
+    read = placement.sources.values()
     for other in others:
-        read = placement.sources.values()
         ignored = [name for name in other.markers if name in environ and name not in read]
-        try:
-            theirs = _found(other, environ) if ignored else None
-        except DistbootError:  # half of a launcher, or broken: clearly a left-over
-            notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
-            continue
-        if theirs is None or outer._replace(launches=False).is_about(theirs):
-            # The process that the outer distboot was about, or for which it was a launcher
-            continue
-        if theirs.world_size != placement.world_size:
-            raise _conflict(
-                placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored)
-            )
-        # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported once, in a
-        # batch script say, or it is the user's own order of the same processes.
-        if theirs.rank != placement.rank:
-            notes.append(
-                f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank, and says {placement.rank} "
-                f"where {theirs.sources['rank']} says {theirs.rank}"
-            )
+        if ignored and other.claims(environ):
+            theirs = _read(other, environ)
+            notes += _compare_generic(placement, theirs, other.name, ", ".join(ignored), outer)
     return notes
+
+
+def _compare_generic(
+    placement: Placement, theirs: EnvReader, name: str, ignored: str, outer: InheritedEnv
+) -> list[str]:
+    """The note on the variables of one launcher with generic names; an error for those of another world."""
+    rank = theirs.number("rank")
+    world_size = theirs.number("world_size")
+    if rank is None or world_size is None or theirs.problems or rank >= world_size:
+        # Half of a launcher, or broken: clearly a left-over
+        return [f"{ignored} ignored: {placement.launcher} owns the rank"]
+    if outer.fields and _is_of_outer(theirs, outer):
+        return []
+    if world_size != placement.world_size:
+        raise _conflict(placement, name, rank, world_size, ignored)
+    # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported once, in a
+    # batch script for example, or it is the user's own order of the same processes.
+    if rank == placement.rank:
+        return []
+    note = (
+        f"{ignored} ignored: {placement.launcher} owns the rank, and says {placement.rank} "
+        f"where {theirs.source('rank')} says {rank}"
+    )
+    return [note]
+
+
+def _is_of_outer(reader: EnvReader, outer: InheritedEnv) -> bool:
+    """Whether this is the process that the outer distboot was about, or for which it was a launcher."""
+    with suppress(DistbootError):
+        return outer._replace(launches=False).is_about(reader.placement())
+    return False
 
 
 def _refuse_larger_world(environ: Mapping[str, str], placement: Placement) -> None:
@@ -570,17 +618,16 @@ def _refuse_larger_world(environ: Mapping[str, str], placement: Placement) -> No
 
 def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:
     """The launcher's markers that are there, for a note; empty for generic names, see `_check_generic_vars`."""
-    return (
-        ""
-        if launcher.generic_names
-        else ", ".join(name for name in launcher.markers if name in environ)
-    )
+    if launcher.generic_names:
+        return ""
+    return ", ".join([name for name in launcher.markers if name in environ])
 
 
 def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
     """Whether so many tasks can be the daemons of a launcher: one a node, on nodes without ranks too."""
-    # Next to a world of one, several tasks are more likely to be what srun was told to start.
-    return tasks == nodes and (placement.world_size > 1 or tasks == 1)
+    if placement.world_size == 1 and tasks > 1:
+        return False  # srun was more likely told to start these tasks
+    return tasks == nodes
 
 
 def _conflict(

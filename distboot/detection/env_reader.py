@@ -39,6 +39,7 @@ _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
     "local_world_size": parse_count,
     "num_nodes": parse_count,
 }
+_REQUIRED = ("rank", "world_size")
 _PLACE = ("local_rank", "local_world_size", "node_rank")
 _REMEDY = (
     "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves them over, "
@@ -86,7 +87,7 @@ class EnvReader:
         # A text that all ranks have, and its source: for a port
         self.port_seed: tuple[str, str] | None = None
         self._launcher, self._in_order, self._nodes_are_hosts = launcher, in_order, nodes_are_hosts
-        self._values: dict[str, object] = {**dict.fromkeys(FIELDS), "launcher": launcher}
+        self._values: dict[str, Any] = {**dict.fromkeys(FIELDS), "launcher": launcher}
         self._sources: dict[str, str] = {}
 
     def put(self, source: str, **values: object) -> None:
@@ -105,13 +106,12 @@ class EnvReader:
 
     def number(self, field: str) -> int | None:
         """The number recorded for a field so far, or None."""
-        value = self._values[field]
-        return value if isinstance(value, int) else None
+        number: int | None = self._values[field]
+        return number
 
     def _numbers(self) -> list[int | None]:
         """The numbers recorded so far, in the order of `NUMBERS`."""
-        numbers: list[Any] = [self._values[field] for field in NUMBERS]
-        return numbers
+        return [self._values[field] for field in NUMBERS]
 
     def source(self, field: str) -> str:
         """Where the value of a field came from; empty where there is none."""
@@ -120,12 +120,7 @@ class EnvReader:
     def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
         reader = _NUMBER_READERS.get(field, parse_number)
-        is_required = required or field in ("rank", "world_size")
-        number = self.parsed(
-            name,
-            reader,
-            required=is_required,
-        )
+        number = self.parsed(name, reader, required=required or field in _REQUIRED)
         if field is not None:
             self._record(field, number, name)
         return number
@@ -200,7 +195,7 @@ class EnvReader:
         sources = self._sources
         in_order = {field: sources[field] for field in FIELDS if field in sources}
         return Placement(
-            **self._values,  # type: ignore[arg-type]
+            **self._values,
             sources=MappingProxyType(in_order),
             notes=tuple(self.notes),
             node_level=self.node_level,
@@ -209,6 +204,8 @@ class EnvReader:
     def _check_numbers(self) -> None:
         rank, world_size, local_rank, here, node_rank, nodes = self._numbers()
         self._check_below("rank", rank, "world_size", world_size)
+        if rank is None:
+            self._check_part("world_size", world_size, None)
         if here is None:
             self._check_below("local_rank", local_rank, "world_size", world_size)
         else:
@@ -222,11 +219,14 @@ class EnvReader:
         self._check_part("local_world_size", here, world_size)
         self._check_part("num_nodes", nodes, world_size)
         if world_size is not None and here is not None and nodes is not None:
-            # Every other node has at least one process; on a single node they are all here.
-            others = world_size - here
-            if others < nodes - 1 or (nodes == 1 and others > 0):
-                fields = ("world_size", "local_world_size", "num_nodes")
-                self.problems.append(f"{', '.join(map(self._text, fields))} do not fit together")
+            self._check_fit(world_size, here, nodes)
+
+    def _check_fit(self, world_size: int, here: int, nodes: int) -> None:
+        # Every other node has at least one process; on a single node they are all here.
+        others = world_size - here
+        if others < nodes - 1 or (nodes == 1 and others > 0):
+            fields = ("world_size", "local_world_size", "num_nodes")
+            self.problems.append(f"{', '.join(map(self._text, fields))} do not fit together")
 
     def _check_below(self, index: str, low: int | None, size: str, high: int | None) -> None:
         if low is not None and high is not None and low >= high:
@@ -287,7 +287,7 @@ class EnvReader:
     def _locate_rank0(self) -> None:
         platform = recognise(self.environ)
         if platform:
-            self.put(self.first(*platform.markers), platform=platform.name)
+            self._record("platform", platform.name, self.first(*platform.markers))
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
             self._take_given_address()
@@ -309,7 +309,8 @@ class EnvReader:
         if host and self._nodes_are_hosts and self._spans_nodes() and is_loopback(host):
             why = "is a loopback address, and there are several nodes: the others would connect to themselves"
             self.reject("MASTER_ADDR", why)
-        self.put("MASTER_ADDR", master_addr=host, master_port=port)
+        self._record("master_addr", host, "MASTER_ADDR")
+        self._record("master_port", port, "MASTER_ADDR")
         self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
 
     def _take_platforms_address(self, platform: Platform) -> None:
@@ -342,9 +343,11 @@ class EnvReader:
         )
 
     def _spans_nodes(self) -> bool:
-        _, world_size, _, here, _, nodes = map(self.number, NUMBERS)
+        nodes = self.number("num_nodes")
         if nodes is not None:
             return nodes > 1
+        world_size = self.number("world_size")
+        here = self.number("local_world_size")
         return here is not None and world_size is not None and here < world_size
 
     def _report(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import DistbootError
-from ..base.settings import RANK
+from ..base.internal_variables import RANK
 from ..base.text import is_address
 from ..host import cpus, free_port
 from . import inherited

@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
-from ..base.text import digits, short_repr
+from ..base.text import short_repr
 from .parse import parse_address
 from .placement import (
     NUMBERS,
@@ -31,19 +32,38 @@ VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
+_TEXTS = ("launcher", "master_addr")
 _IDENTITY = ("launcher", "rank", "world_size")
-_ALWAYS = {*_IDENTITY, "exported"}
-_COUNTED = {*_NUMBERS, *_FLAGS}
+_PLACE = NUMBERS[2:]
 _FIELDS_EXPORTED = frozenset(VARIABLES.values())
 _NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
-_TEXTS = ("launcher", "master_addr")
-_KNOWN = {*_COUNTED, *_TEXTS, "job", "seen", "exported"}
-# A name, and the digests of one process and of the job
-_OTHER = r"[A-Za-z][A-Za-z0-9_]{0,99}:(?:[0-9a-f]{8}){1,2}"
-_ONE_EXPORTED = f"(?:{'|'.join(_FIELDS_EXPORTED)}|{_OTHER})"
-_EXPORTED = re.compile(rf"(?:{_ONE_EXPORTED}(?:\+{_ONE_EXPORTED})*)?")
-_ONE_SEEN = r"[A-Za-z][A-Za-z0-9_]{0,99}(?::(?:[0-9a-f]{8}){1,2})?"
-_SEEN = re.compile(rf"(?:{_ONE_SEEN}(?:\+{_ONE_SEEN})*)?")
+
+
+def _list_of(one: str) -> str:
+    """The regular expression of none, one or more of these, with + between them."""
+    return rf"(?:{one}(?:\+{one})*)?"
+
+
+# What `encode` writes, in its order. One match reads all of it, as each process of a job does several times.
+_NUMBER = "[0-9]{1,8}"
+_NAME = "[A-Za-z][A-Za-z0-9_]{0,99}"
+_DIGESTS = "(?:[0-9a-f]{8}){1,2}"  # of one process, and of the job
+_OWN = f"(?:{'|'.join(sorted(_FIELDS_EXPORTED))})"
+_FORM = re.compile(
+    "".join(
+        [
+            r"launcher=(?P<launcher>[^,=]+)",
+            rf",rank=(?P<rank>{_NUMBER}),world_size=(?P<world_size>{_NUMBER})",
+            *(rf"(?:,{name}=(?P<{name}>{_NUMBER}))?" for name in _NUMBERS[2:]),
+            r"(?:,master_addr=(?P<master_addr>[^,]+))?",
+            r"(?:,job=(?P<job>[0-9a-f]{8}))?",
+            *(rf"(?:,{name}=(?P<{name}>{_NUMBER}))?" for name in _FLAGS),
+            rf"(?:,seen=(?P<seen>{_list_of(f'{_NAME}(?::{_DIGESTS})?')}))?",
+            rf",exported=(?P<exported>{_list_of(_OWN)})",
+            rf"\+?(?P<others>{_list_of(f'{_NAME}:{_DIGESTS}')})",
+        ]
+    )
+)
 
 
 class InheritedEnv(NamedTuple):
@@ -62,15 +82,16 @@ class InheritedEnv(NamedTuple):
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
-        same = not self.launches and all(
-            self.fields.get(field) == getattr(placement, field) for field in _IDENTITY
-        )
-        place = ((self.fields.get(field), getattr(placement, field)) for field in NUMBERS[2:])
-        return (
-            same
-            and self.job == digest(placement.job_id)
-            and all(new in (None, old) for old, new in place)
-        )
+        if self.launches:
+            return False
+        for field in _IDENTITY:
+            if self.fields.get(field) != getattr(placement, field):
+                return False
+        for field in _PLACE:
+            number = getattr(placement, field)
+            if number is not None and number != self.fields.get(field):
+                return False
+        return self.job == digest(placement.job_id)
 
     def is_new(self, launcher: str, identity: str) -> bool:
         """Whether a launcher speaks of another process than before; a container may not have been told of the job."""
@@ -81,11 +102,16 @@ class InheritedEnv(NamedTuple):
 
     def merge(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
-        # An address or a port that is in the environment all the same was set after distboot exported its own.
-        given = {field for field, name in VARIABLES.items() if placement.sources.get(field) == name}
-        return placement.with_fields(
-            VARIABLE, {f: value for f, value in self.fields.items() if f not in given}
-        )
+        new = {}
+        for field, value in self.fields.items():
+            if getattr(placement, field) == value:
+                continue
+            # An address or a port that is in the environment all the same was set after distboot exported its own.
+            if placement.sources.get(field, "") != VARIABLES.get(field):
+                new[field] = value
+        if not new:
+            return placement
+        return placement.with_fields(VARIABLE, new)
 
     def framework_vars(self, environ: Mapping[str, str]) -> set[str]:
         """Those of `others` that are as distboot exported them."""
@@ -136,8 +162,10 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
     if VARIABLE not in environ:
         return environ, InheritedEnv()
     outer = _decode(environ[VARIABLE])
-    own = {VARIABLE, *_unchanged(outer, environ), *outer.framework_vars(environ)}
-    return {name: value for name, value in environ.items() if name not in own}, outer
+    without_ours = dict(environ)
+    for name in (VARIABLE, *_unchanged(outer, environ), *outer.framework_vars(environ)):
+        without_ours.pop(name, None)  # what was exported may be cleared
+    return without_ours, outer
 
 
 def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
@@ -177,60 +205,63 @@ def digest(job_id: str | None) -> str:
     return f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
 
 
+@lru_cache  # a process asks for it some eight times while it starts
 def _decode(text: str) -> InheritedEnv:
-    words = dict([word.split("=", 1) for word in text.split(",") if "=" in word])
-    counted = _counted(words)
-    if counted is not None and _is_ours(text, words):
-        exported = words["exported"].split("+")
-        seen = words.get("seen", "").split("+")
-        if _is_possible(counted, words):
-            fields: dict[str, int | str] = {name: words[name] for name in _TEXTS if name in words}
-            fields |= {name: counted[name] for name in _NUMBERS if name in counted}
-            return InheritedEnv(
-                fields=fields,
-                job=words.get("job", ""),
-                exported=_FIELDS_EXPORTED.intersection(exported),
-                others=dict([name.split(":", 1) for name in exported if ":" in name]),
-                joined=counted.get("joined", 0),
-                met=counted.get("met") == 1,
-                seen=dict([trace.partition(":")[::2] for trace in seen if trace]),
-                launches=counted.get("launches") == 1,
-            )
-    raise DistbootError(
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise _foreign(text)
+    words = match.groupdict("")
+    fields: dict[str, int | str] = {name: words[name] for name in _TEXTS if words[name]}
+    numbers = {name: int(words[name]) for name in _NUMBERS if words[name]}
+    if not _is_possible(numbers, words["master_addr"]):
+        raise _foreign(text)
+    fields.update(numbers)
+    return InheritedEnv(
+        fields=fields,
+        job=words["job"],
+        exported=frozenset(_split(words["exported"])),
+        others=_pairs(words["others"]),
+        joined=int(words["joined"] or 0),
+        met=words["met"] == "1",
+        seen=_pairs(words["seen"]),
+        launches=words["launches"] == "1",
+    )
+
+
+def _foreign(text: str) -> DistbootError:
+    return DistbootError(
         "broken-environment",
         f"{VARIABLE}={short_repr(text)} was not written by distboot",
         f"unset {VARIABLE}",
     ).of(UNKNOWN_RANK)
 
 
-def _counted(words: Mapping[str, str]) -> dict[str, int] | None:
-    """The numbers among the words, by name; None: one is malformed."""
-    numbers = {}
-    for name in words.keys() & _COUNTED:
-        number = digits(words[name])
-        if number is None:
-            return None
-        numbers[name] = number
-    return numbers
+def _split(listed: str) -> list[str]:
+    """`"RANK+WORLD_SIZE"` -> `["RANK", "WORLD_SIZE"]`."""
+    if not listed:
+        return []
+    return listed.split("+")
 
 
-def _is_ours(text: str, words: Mapping[str, str]) -> bool:
-    """Whether a text has the form that `encode` writes; `words` are its words by name."""
-    is_whole = len(words) == text.count(",") + 1
-    if not (is_whole and words.keys() >= _ALWAYS and words.keys() <= _KNOWN):
-        return False
-    return bool(_EXPORTED.fullmatch(words["exported"]) and _SEEN.fullmatch(words.get("seen", "")))
+def _pairs(listed: str) -> dict[str, str]:
+    """`"slurm:12+pals"` -> `{"slurm": "12", "pals": ""}`."""
+    pairs = {}
+    for one in _split(listed):
+        name, _, digests = one.partition(":")
+        pairs[name] = digests
+    return pairs
 
 
-def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
+def _is_possible(numbers: Mapping[str, int], host: str) -> bool:
     """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
-    world_size = numbers.get("world_size", 0)
+    world_size = numbers["world_size"]
     for index, size in SIZES.items():
         if not numbers.get(index, 0) < numbers.get(size, world_size) <= world_size:
             return False
     if not 1 <= numbers.get("master_port", 1) <= 65535:
         return False
-    host = texts.get("master_addr", "localhost")
+    if not host:
+        return True
     try:
         return parse_address(host)[0] == host
     except ValueError:

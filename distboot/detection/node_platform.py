@@ -62,9 +62,8 @@ class NodePlatform(NamedTuple):
 
 def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
     """Whether a platform started this process as one of several nodes, and nothing numbers processes."""
-    if all(name not in environ for name in platform.markers):
-        return False
-    if any(name in environ for name in _OF_PROCESSES):
+    names = environ.keys()
+    if names.isdisjoint(platform.markers) or not names.isdisjoint(_OF_PROCESSES):
         return False
     is_one_node = (
         environ.get(platform.count_variable) == "1"

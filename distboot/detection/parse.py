@@ -20,13 +20,13 @@ from ..base.text import is_address, short_repr
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
 
-# "worker-7.train.svc:2222" or "10.0.0.7:2222": one match reads what a TF_CONFIG may have 100,000 times.
+# "worker-7.train.svc:2222" or "10.0.0.7": one match reads what a TF_CONFIG may have 100,000 times.
 # Leading zeros are refused: some resolvers read 010 as octal 8.
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}", re.ASCII)
 _USUAL = re.compile(
     rf"([A-Za-z][A-Za-z0-9_-]{{0,62}}(?:\.[A-Za-z0-9_-]{{1,63}})*(?<!-)|{_BYTE}(?:\.{_BYTE}){{3}})"
-    ":([1-9][0-9]{0,3}|[1-5][0-9]{4})",
+    "(?::([1-9][0-9]{0,3}|[1-5][0-9]{4}))?",
     re.ASCII,
 )
 _LONGEST_USUAL = 200
@@ -50,29 +50,45 @@ def parse_address(text: str) -> tuple[str, int | None]:
     """`(host, port)` of an address; the host comes without brackets, the port is None where the address has no port."""
     usual = _USUAL.fullmatch(text)
     if usual is not None and len(text) <= _LONGEST_USUAL:
-        return usual[1], int(usual[2])
+        host, port = usual.groups()
+        return host, _optional_port(port)
     if "://" in text:
         raise ValueError("is a URL, not an address" + _service_link(text))
     if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket:
-            raise ValueError("has a '[' without its ']'")
-        if rest and not rest.startswith(":"):
-            raise ValueError("has something other than ':port' after its ']'")
-        return _ipv6(host), parse_port(rest[1:]) if rest else None
+        return _bracketed(text)
     if text.count(":") > 1:
         return _ipv6(text), None
     host, colon, port = text.partition(":")
     return _name_or_ipv4(host), parse_port(port) if colon else None
 
 
+def _optional_port(text: str | None) -> int | None:
+    """The number of a port that has the form of one."""
+    if text is None:
+        return None
+    return int(text)
+
+
+def _bracketed(text: str) -> tuple[str, int | None]:
+    """`[v6]` or `[v6]:port`."""
+    host, bracket, rest = text[1:].partition("]")
+    if not bracket:
+        raise ValueError("has a '[' without its ']'")
+    if not rest:
+        return _ipv6(host), None
+    if not rest.startswith(":"):
+        raise ValueError("has something other than ':port' after its ']'")
+    return _ipv6(host), parse_port(rest[1:])
+
+
 def parse_number(text: str, least: int = 0) -> int:
     """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
     if not _is_whole_number(text):
         raise ValueError(f"is not a whole number of {least} or more" if text else "is empty")
-    if len(text) > 8 or int(text) > _MOST_PROCESSES:
+    number = int(text[:9])
+    if number > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
-    return int(text)
+    return number
 
 
 def parse_count(text: str) -> int:
@@ -112,24 +128,36 @@ def is_loopback(host: str) -> bool:
 def expand_hosts(text: str) -> list[str]:
     """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
     hosts: list[str] = []
-    for item in _ITEM.findall(text + ","):
+    for item in _items(text):
         if _NAME.fullmatch(item):  # without brackets
             hosts.append(item)
-            _bounded(len(hosts))
-            continue
-        # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
-        *parts, rest = _BRACKETS.split(item)
-        if not parts or rest or not all(_NAME.fullmatch(part) for part in parts[::2] if part):
-            raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
-        pieces: list[list[str]] = []
-        for index, part in enumerate(parts):
-            pieces.append(_numbers(part) if index % 2 else [part])
-            _bounded(len(hosts) + math.prod(map(len, pieces)))
-        # Slurm's own order: the last bracket runs fastest, then the first, then the second.
-        last = pieces.pop()
-        heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
-        hosts += [head + number for head in heads for number in last]
+        else:
+            hosts += _expand(item, len(hosts))
+    _bounded(len(hosts))
     return hosts
+
+
+def _items(text: str) -> list[str]:
+    if "[" not in text:
+        return text.split(",")
+    return _ITEM.findall(text + ",")
+
+
+def _expand(item: str, known: int) -> list[str]:
+    """The host names of one item with brackets, of a list of which so many are known."""
+    # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
+    *parts, rest = _BRACKETS.split(item)
+    plain = parts[::2]
+    if rest or not parts or not all(map(_NAME.fullmatch, filter(None, plain))):
+        raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
+    pieces: list[list[str]] = []
+    for text, ranges in zip(plain, parts[1::2], strict=True):
+        pieces += [[text], _numbers(ranges)]
+        _bounded(known + math.prod(map(len, pieces)))
+    # Slurm's own order: the last bracket runs fastest, then the first, then the second.
+    last = pieces.pop()
+    heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
+    return [head + number for head in heads for number in last]
 
 
 def expand_counts(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 A process is alone if nothing speaks against it. Four kinds of variables do, whatever their prefix:
 - an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0 without its count;
-- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`);
+- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix that is no number;
 - a list of several hosts (`ACME_WORKER_HOSTNAMES=10.0.0.4,10.0.0.5`);
 - the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell whether the address
   is its own: `addresses` lists those to ask about, and `here` asks.
@@ -25,7 +25,7 @@ from .placement import Placement
 # Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch systems, clusters of data
 # processing, databases. A launcher has a record of its own; an allocation has a warning (`allocation`).
 _INDEPENDENT = re.compile(
-    r"(\w+_)?("
+    r"(\w+_)??("
     # CI systems and tests
     r"CI|CIRCLE|BUILDKITE|SEMAPHORE|KNAPSACK|HARNESS|TRAVIS|GITHUB|BITRISE|DRONE|JENKINS|"
     r"PYTEST|JEST|"
@@ -42,14 +42,17 @@ _INDEPENDENT = re.compile(
 
 _NOUNS = (
     *("NODE", "WORKER", "TASK", "HOST", "MACHINE", "POD", "REPLICA", "INSTANCE", "PROCESS", "PROC"),
-    *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK"),
+    *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK", "VM"),
 )
 _PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
 # Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process may have.
-_COUNTING_PLURALS = ("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS")
+_COUNTING_PLURALS = (
+    *("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS"),
+    *("PODS", "REPLICAS", "INSTANCES", "VMS"),
+)
 _KINDS = (
     *("RANK", "INDEX", "IDX", "ID", "NUMBER", "ORDINAL", "NODEID", "NODENUM", "PROCNO", "PROCID"),
-    "RANKID",
+    *("RANKID", "NO"),
 )
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
@@ -61,6 +64,7 @@ _COUNT_NOUNS = (
     rf"NUM_{_PLURALS}",
     rf"N_?{_PLURALS}",
     rf"TOTAL_{_PLURALS}",
+    rf"NUMBER_OF_{_PLURALS}",
     rf"{_PLURALS}_(?:NUM|COUNT|CNT|TOTAL)",
     rf"NUM_{_PROCESSES}",
     rf"{_PROCESSES}_(?:NUM|COUNT|CNT)",
@@ -79,6 +83,11 @@ _SIZE = re.compile(
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_PROCESSES|NUM_HOSTS|NUM_MACHINES|"
     r"DET_KUBERNETES_JOB_PARALLELISM"
 )
+# Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which may be "auto".
+_PLAIN_SIZE = re.compile(
+    r"WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM|NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
+    r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_HOSTS|NUM_MACHINES"
+)
 # Which of several processes this is, by a rank alone. Not any rank: LORA_RANK is that of a matrix.
 _RANK = re.compile(rf"(\w+_)?({_PROCESSES}|GLOBAL|WORLD|GROUP|CLUSTER|JOB|DIST|DISTRIBUTED)_RANK")
 _HOSTS = re.compile(
@@ -88,7 +97,7 @@ _HOSTS = re.compile(
 )
 _ADDRESS = re.compile(
     r"(\w+_)?(MASTER_ADDR|COORDINATOR_ADDR(ESS)?|LEADER_ADDR(ESS)?|MASTER_NODE_IP|INIT_METHOD|"
-    r"BATCH_MASTER_NODE)|"
+    r"BATCH_MASTER_NODE|CHIEF_ADDR(ESS)?|RANK_?0_(IP|HOST|ADDR|ADDRESS))|"
     r"(PET_)?RDZV_ENDPOINT|PRIMARY_ADDR|MAIN_PROCESS_IP|CHIEF_IP|DIST_URL|NCCL_COMM_ID|"
     r"NEURON_RT_ROOT_COMM_ID|DMLC_PS_ROOT_URI|DMLC_TRACKER_URI|MS_SCHED_HOST|PADDLE_MASTER|"
     r"DET_CHIEF_IP|BEAKER_LEADER_REPLICA_HOSTNAME"
@@ -113,6 +122,7 @@ _JOBS = re.compile(
     r"(^|_)(ARRAY|SHARD|JOB|STEP|TESTS?|SPLIT|CHUNK|PARTITION|MATRIX|BUILD|STAGE|TRIAL|"
     r"COMPLETION)_$"
 )
+_MALFORMED = "not a valid number of processes or nodes"
 _LONGEST = 100_000  # characters of a list of hosts that are read
 _MOST = 20  # signs in one message
 
@@ -138,11 +148,16 @@ def names(environ: Iterable[str]) -> list[str]:
 
 def signs(environ: Mapping[str, str]) -> list[Sign]:
     """Everything in an environment that says that there are others, but for addresses."""
-    present = [name for name in names(environ) if not _INDEPENDENT.match(name.upper())]
+    present = _named(environ)
     pairs = list(_pairs(environ, present))
     used = {name for sign in pairs for name in sign.variables}
     rest = [_sign_of_one(name, environ[name]) for name in present if name not in used]
     return [*pairs, *filter(None, rest)]
+
+
+def _named(environ: Mapping[str, str]) -> list[str]:
+    """The variables that may be a sign, without those of independent jobs."""
+    return [name for name in names(environ) if not _INDEPENDENT.match(name.upper())]
 
 
 def addresses(environ: Mapping[str, str]) -> list[Sign]:
@@ -166,6 +181,8 @@ def _host_of_rank0(name: str, value: str) -> str:
 
 def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
     """The error for a process that is alone by its placement, and has others beside it by these signs."""
+    if all(sign.meaning is _MALFORMED for sign in found):
+        return _malformed(found)
     if placement.launcher == "single":
         claim = "no launcher numbers this process, and"
     else:
@@ -182,15 +199,27 @@ def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
     ).of(UNKNOWN_RANK)
 
 
+def _malformed(found: Sequence[Sign]) -> DistbootError:
+    names = ", ".join(sign.variables[0] for sign in found)
+    return DistbootError(
+        "broken-environment",
+        "\n  ".join(map(str, found)),
+        f"set {names} to a whole number of 1 or more, or unset it; "
+        "or set DISTBOOT_LAUNCHER=none if this process is alone",
+    ).of(UNKNOWN_RANK)
+
+
 def _remedy(found: Sequence[Sign]) -> str:
     index = "<number of this node>"
     count = "<nodes>"
+    pairs = [sign for sign in found if len(sign.variables) == 2]
+    if len({sign.values for sign in pairs}) == 1:  # else they disagree
+        index, count = (f"${name}" for name in pairs[0].variables)
+    address = "<host of node 0>"
     for sign in found:
-        if len(sign.variables) == 2:
-            index = f"${sign.variables[0]}"
-            count = f"${sign.variables[1]}"
+        if sign.host:
+            address = _typed_address(sign)
             break
-    address = next((f"${sign.variables[0]}" for sign in found if sign.host), "<host of node 0>")
     of_nodes = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
     wrapper = "python -m distboot run --nproc-per-node auto -- python train.py"
     return (
@@ -198,6 +227,13 @@ def _remedy(found: Sequence[Sign]) -> str:
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "
         "or DISTBOOT_LAUNCHER=none if this process is alone"
     )
+
+
+def _typed_address(sign: Sign) -> str:
+    """The value to type for MASTER_ADDR; a URL is no address."""
+    if "://" in sign.values[0]:
+        return sign.host
+    return f"${sign.variables[0]}"
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
@@ -215,6 +251,39 @@ def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]
             yield Sign((name, count), values, f"one of several, by {name} and {count}")
 
 
+def other_nodes(
+    environ: Mapping[str, str], placement: Placement, own: Iterable[str]
+) -> Sign | None:
+    """An index and a count of nodes by which this is not the node that it is by its placement, or None.
+
+    Variables that begin with a word of `own` are those of the platform itself, and those without a prefix are
+    compared elsewhere.
+    """
+    words = {name.partition("_")[0] for name in own}
+    for sign in _pairs(environ, _named(environ)):
+        index = _INDEX.fullmatch(sign.variables[0].upper())
+        if index is None or not index["prefix"] or index["prefix"].partition("_")[0] in words:
+            continue
+        if _contradicts(index, sign.values, placement):
+            return sign
+    return None
+
+
+def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placement) -> bool:
+    """Whether an index and a count are not those of this node, nor of a process on it."""
+    number = digits(values[0])
+    count = digits(values[1])
+    nodes = placement.world_size
+    if number is None or count is None:
+        return False
+    if not index["noun"]:  # ACME_RANK may be that of a process
+        return count % nodes != 0
+    if index["kind"] == "RANK":
+        return (number, count) != (placement.rank, nodes)
+    # An index may count from 1
+    return count != nodes or number not in (placement.rank, placement.rank + 1)
+
+
 def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
     """Prefix -> the count of that prefix; True: it says what it counts."""
     counts: dict[str, dict[bool, str]] = {}
@@ -230,7 +299,9 @@ def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
 
 
 def _singular(plural: str) -> str:
-    return "PROCESS" if plural == "PROCESSES" else plural.removesuffix("S")
+    if plural == "PROCESSES":
+        return "PROCESS"
+    return plural.removesuffix("S")
 
 
 def _count_beside(index: re.Match[str], counts: Mapping[str, Mapping[bool, str]]) -> str | None:
@@ -240,7 +311,9 @@ def _count_beside(index: re.Match[str], counts: Mapping[str, Mapping[bool, str]]
         if True in beside:
             return beside[True]
         if False in beside and (index["noun"] or index["kind"] == "RANK"):
-            return None if _is_size_of_a_thing(index, beside[False]) else beside[False]
+            if _is_size_of_a_thing(index, beside[False]):
+                return None
+            return beside[False]
     return None
 
 
@@ -257,7 +330,7 @@ def _says_several(kind: str, index: str, count: str) -> bool:
     """Whether an index and a count are not those of one process: `0` of `1`, or `1` of `1` where one counts from 1."""
     if kind == "ID" and _is_name(index, count):
         return False
-    if count == "1":
+    if _significant(count) == "1":
         return index.isdigit() and index not in ("0", "1")
     return bool(count) and bool(index)
 
@@ -279,12 +352,18 @@ def _is_above_1(text: str) -> bool:
     return _significant(text) not in ("", "1")
 
 
+def _is_no_count(text: str) -> bool:
+    """Whether a number of processes or nodes is malformed; an empty one is as good as none."""
+    return text.strip() != "" and _significant(text) == ""
+
+
 def _significant(text: str) -> str:
     """What is left of a number without zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
     text = text.strip().lstrip("+")
     if not text[:1].isdecimal():
         return ""
-    return text.lstrip("0")
+    low, _, high = text.partition(":")
+    return (high or low).removesuffix(".0").lstrip("0")
 
 
 def _has_several_hosts(text: str) -> bool:
@@ -298,6 +377,7 @@ def _has_comma(text: str) -> bool:
 
 _ALONE = (
     (_SIZE, _is_above_1, "a number of processes or nodes above 1"),
+    (_PLAIN_SIZE, _is_no_count, _MALFORMED),
     (_RANK, _is_above_0, "a rank above 0"),
     (_AZUREML_TASK, _is_above_0, "one of several tasks of a job of Azure ML"),
     (_DEVICES, _has_comma, "the devices of several processes"),

@@ -18,7 +18,6 @@ from typing import Any
 
 from ..agent.session import Session
 from ..base.errors import DistbootError, printed
-from ..base.process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from ..base.text import first_line
 from ..context import Context
 from ..detection import inherited
@@ -30,6 +29,7 @@ from ..host.network import NO_PROXIES, PROXIES
 from ..rendezvous.messages import BARRIER, Ready
 from ..script import crash_hooks, hints, workers
 from ..script.preemption import Preemption
+from ..script.sys_exit import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from . import Options
 
 _BARRIER_TIMEOUT = 1800.0  # seconds; PyTorch's for a collective operation on Gloo
@@ -166,7 +166,7 @@ def context(
     `fields` are those that the framework adds.
     """
     hints.install()
-    workers.install()
+    workers.install_at_start()
     crash_hooks.install_below_wrapper()
     placement = job.placement
     if job.link is not None and placement.rank == 0 and not job.is_listener_taken:

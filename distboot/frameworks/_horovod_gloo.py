@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 from ..agent.session import Session
 from ..base.errors import DistbootError
-from ..base.process import start_without_signals
 from ..base.text import without_mapping
+from ..base.threads import start_without_signals
 from ..host import network
 from ._base import imported
 

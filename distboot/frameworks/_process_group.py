@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from ..agent.session import Session
 from ..base.errors import DistbootError
-from ..base.process import result_within
 from ..base.text import escape_control, format_address, short_repr
+from ..base.threads import result_within
 from ..context import Context
 from ..detection.export import EnvTransaction, variables
 from ..host import network

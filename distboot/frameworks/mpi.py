@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..agent.session import Session
+from ..base.deadline import deadline
 from ..base.errors import DistbootError
-from ..base.process import deadline, exit_asked
 from ..context import Context
 from ..detection.export import EnvTransaction
 from ..detection.launchers.records import MPI_LAUNCHERS
@@ -25,6 +25,7 @@ from ..detection.placement import Placement
 from ..host import free_port
 from ..host.network import addresses
 from ..rendezvous.messages import Ready
+from ..script.sys_exit import exit_asked
 from . import Options
 from ._base import at_end, context, export, imported, raised_as
 

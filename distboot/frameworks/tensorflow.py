@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ..agent.session import Session
+from ..base.deadline import deadline
 from ..base.errors import DistbootError
-from ..base.process import deadline
 from ..base.settings import supervision_settings
 from ..base.text import log_line
 from ..context import Context

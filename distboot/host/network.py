@@ -17,13 +17,13 @@ from contextlib import suppress
 from functools import partial
 
 from ..base.errors import DistbootError
-from ..base.process import result_within
 from ..base.text import (
     is_address,
     log_line,
     short_repr,
     without_mapping,
 )
+from ..base.threads import result_within
 
 _SIOCGIFCONF = 0x8912  # from linux/sockios.h; netdevice(7): all addresses of IPv4
 # One of its entries: a name, and an address

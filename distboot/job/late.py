@@ -93,7 +93,9 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
     still = {
         rank
         for rank, stacks in uncounted.items()
-        if rank in before and before[rank].stacks == stacks
+        if rank in before
+        and before[rank].stacks == stacks
+        and before[rank].keys == positions[rank].keys
     }
     return (
         _by_numbers(positions, least)
@@ -190,6 +192,13 @@ def text_of(
     return said + (begun if least < most else "")
 
 
+def _is_elsewhere(position: Position, before: Position) -> bool:
+    """Whether a rank without numbers has moved since it was located before."""
+    if position.keys != before.keys:
+        return True
+    return position.stacks is not None and position.stacks != before.stacks
+
+
 def _waits(position: Position, least: float = 0.0) -> bool:
     return position.stacks is not None and waits(position.stacks) and position.since >= least
 
@@ -275,7 +284,7 @@ class LateWatch:
         elif not message.number and self.late is not None and rank == self.late.witness:
             before, has_moved = self._positions[rank], message.since < now - self._as_of
             if self._is_busy(before):
-                has_moved = message.stacks is not None and message.stacks != before.stacks
+                has_moved = _is_elsewhere(message, before)
             if has_moved:
                 self._over()
             elif self._said is not self.late:

@@ -131,6 +131,7 @@ class Position:
     steps: int = of(_count)  # calls of `ctx.step()`
     stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
     idle: float = of(time_or_duration, default=0.0)  # seconds for which it has not used a processor
+    keys: int = of(_count, default=0)  # times that it has come to `barrier()` and the like, or left
 
     @property
     def is_counted(self) -> bool:

@@ -1,4 +1,25 @@
-"""The connections of rank 0: accepted, read, refused and dropped within limits, whatever is at the other end."""
+"""The connections of rank 0: accepted, read, refused and dropped within limits, whatever the peer
+is.
+
+Any process can connect to the port of rank 0: a rank, an agent that comes back after a lost
+connection, a health check, a port scanner, a rank of another job. The pool holds their sockets; the
+coordinator judges their messages. A connection has these states:
+
+    accepted         no valid frame yet; it has `_REPORT_LIMIT` seconds
+    welcomed         its Hello was answered, and its frames are authenticated from then on
+    authenticated    it has reported, and `rank` is set; no time limit of the pool applies any more
+    refused          a `ProtocolError`: it gets `Refused` with the reason, and is dropped
+    detached         the caller owns the socket; the pool forgets it
+
+There is room for each rank and for `_SPARE` others. If the room, or the limit of open files, is
+used up, the oldest connection that is not authenticated makes way: a flood of foreign connections
+cannot keep ranks out. Before it is dropped it is read once more, as it may be a rank whose report
+has arrived. For the same reason `poll` reads before it accepts.
+
+Nothing here blocks. Sockets have no timeout, a message is sent if the buffer of the socket has room
+for it, and a peer that does not read is dropped. One refusal costs one line at most: the 1st, 10th,
+100th and 1000th for the same reason are printed, so that a scanner does not fill the log.
+"""
 
 from __future__ import annotations
 
@@ -23,71 +44,86 @@ from .protocol import (
     random_nonce,
 )
 
-# The rank at its other end, and what its messages are authenticated with.
+# The rank at the other end, its socket, and what authenticates its messages
 DetachedConnection = tuple[int, socket.socket, Channel]
-_OWN = 64  # files that the process has open for itself
-# Files that it has open for a rank that it starts: pipes, the log file, the connection of the script
-_OF_A_RANK = 10
+_OWN_FILES = 64  # that the process has open for itself
+# Open for each rank that it starts: pipes, the log file, the connection of the script
+_FILES_OF_A_RANK = 10
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _SPARE = 64  # connections beyond those of the ranks, for those that have not reported
 _ACCEPTED_AT_ONCE = 64
 _MOST_REASONS = 100  # for refusing a connection, that are counted
-_SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
+_PRINTED = (1, 10, 100, 1000)  # which refusals for one reason get a line
+_CHECK_INTERVAL = 0.5  # seconds between two checks for peers that do not report
+_LONGEST_WAIT = 0.5  # seconds
 
 
 def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) -> int | None:
-    """Raise the soft limit for so many connections, `say` it if that does not go far enough, and return what it was.
+    """Raise the soft limit of open files for these connections and for the ranks of this process.
 
-    Also for the ranks that this process starts. None: it stays.
+    Warns with `say` if the hard limit is too low. Returns the previous limit; None: it was enough.
     """
-    needed = connections + ranks * _OF_A_RANK + _OWN
+    needed = connections + ranks * _FILES_OF_A_RANK + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
-    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    reachable = needed
+    if hard != resource.RLIM_INFINITY:
+        reachable = min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed < needed:
-        what = f"the {ranks} ranks of this node" if ranks else "the connections of all ranks"
+        what = "the connections of all ranks"
+        if ranks:
+            what = f"the {ranks} ranks of this node"
         say(
             f"warning: {needed} open files are needed for {what}, and this process may "
-            f"have {allowed}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
+            f"have {allowed}: raise the limit "
+            "(ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft
 
 
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
-    """Send to each of these non-blocking sockets what its function returns, within `limit` seconds in all.
+    """Send to each of these non-blocking sockets the result of its function, within `limit`
+    seconds.
 
-    A peer that has disconnected, or does not take it in time, does without: what waits for it next will say so.
+    A peer that has disconnected, or does not read in time, is left out: its next read fails.
     """
-    left: dict[socket.socket, memoryview] = {}
+    unsent: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
-    # Which needs no file of its own: there may be none left
+    # It needs no file of its own: there may be none left
     with selectors.PollSelector() as selector:
         for connection in outgoing:
             selector.register(connection, selectors.EVENT_WRITE)
         while selector.get_map() and time.monotonic() < end:
-            for key, _ in selector.select(0.5):
-                connection: socket.socket = key.fileobj  # type: ignore[no-redef]
-                # Asked for only now: thousands of copies of a membership would fill the memory.
-                data = left.pop(connection, None) or memoryview(outgoing[connection]())
-                try:
-                    data = data[connection.send(data) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    data = data[:0]
+            for key, _ in selector.select(_LONGEST_WAIT):
+                ready: socket.socket = key.fileobj  # type: ignore[assignment]
+                data = unsent.pop(ready, None)
+                if data is None:
+                    # Only now: thousands of copies of a membership would fill the memory.
+                    data = memoryview(outgoing[ready]())
+                data = _send_part(ready, data)
                 if data:
-                    left[connection] = data
+                    unsent[ready] = data
                 else:
-                    selector.unregister(connection)
+                    selector.unregister(ready)
+
+
+def _send_part(connection: socket.socket, data: memoryview) -> memoryview:
+    """Send as much as fits; return the rest, which is empty if the peer has disconnected."""
+    try:
+        return data[connection.send(data) :]
+    except BlockingIOError:
+        return data
+    except OSError:
+        return data[:0]
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection, and the peer there."""
+    """One connection, and what is known of its peer."""
 
     socket: socket.socket
     at: str
@@ -112,14 +148,16 @@ class ConnectionPool:
         listener: socket.socket,  # which stays open
         ranks: int,
         # Raises `ProtocolError` if the peer does not belong
-        take: Callable[[Connection, Frame], None],
+        handle: Callable[[Connection, Frame], None],
         lost: Callable[[Connection], None],  # called when a connection has ended
         say: Callable[[str], None],
     ) -> None:
         self._listener = listener
         self._second: socket.socket | None = None
         self.room = ranks + _SPARE
-        self._take, self._lost, self._say = take, lost, say
+        self._handle = handle
+        self._lost = lost
+        self._say = say
         self._peers: dict[socket.socket, Connection] = {}
         self._refused: Counter[str] = Counter()  # why connections were refused
         self.remedy = ""  # what to do about a refused process that may stand in the way of a rank
@@ -129,16 +167,16 @@ class ConnectionPool:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def poll(self, seconds: float) -> None:
-        """Take what comes, waiting for it at most so long; `OutOfFilesError`: there is no file for a new connection."""
-        now = time.monotonic()
-        if now >= self._checked + 0.5:
-            self._checked = now
-            for peer in self.unauthenticated:
-                if now - peer.born > _REPORT_LIMIT:
-                    self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
-        ready = [key.fileobj for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0))]
+        """Read and accept once, after waiting for at most so long.
+
+        Raises:
+            OutOfFilesError: this process may open no file for a new connection.
+        """
+        self._refuse_overdue(time.monotonic())
+        wait = max(min(seconds, _LONGEST_WAIT), 0.0)
+        ready = [key.fileobj for key, _ in self._selector.select(wait)]
         for file in ready:
-            if file in self._peers:  # it may have gone in this very round
+            if file in self._peers:  # it may have been dropped in this call
                 self._read(self._peers[file])
         # Last: a connection with something to read is not to make room for a new one
         for listener in (self._listener, self._second):
@@ -146,13 +184,23 @@ class ConnectionPool:
                 assert listener is not None
                 self._accept(listener)
 
+    def _refuse_overdue(self, now: float) -> None:
+        if now < self._checked + _CHECK_INTERVAL:
+            return
+        self._checked = now
+        for peer in self.unauthenticated:
+            if now - peer.born > _REPORT_LIMIT:
+                self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
+
     @property
     def unauthenticated(self) -> list[Connection]:
-        """Those that have not reported, the oldest first."""
+        """The connections that have not reported, the oldest first."""
         return [peer for peer in self._peers.values() if peer.rank is None]
 
     def send(self, peer: Connection, data: bytes) -> None:
-        """Send what fits into an empty socket buffer; a peer that leaves no room for it is dropped."""
+        """Send what fits into an empty socket buffer; a peer that leaves no room for it is
+        dropped.
+        """
         try:
             peer.socket.send(data)
         except OSError:
@@ -164,7 +212,7 @@ class ConnectionPool:
             self._lost(peer)
 
     def detach(self, peer: Connection) -> bool:
-        """Leave a connection to the caller, as it is; whether it was still here."""
+        """Give a connection to the caller, as it is; return whether it was still here."""
         if self._peers.pop(peer.socket, None) is None:
             return False
         self._selector.unregister(peer.socket)
@@ -178,16 +226,16 @@ class ConnectionPool:
         )
 
     def fileno(self) -> int:
-        """What is readable when `poll` has something to do."""
+        """The descriptor that is readable when `poll` has something to do."""
         return int(self._selector.fileno())
 
     def accept_no_more(self) -> None:
-        """Leave those that come to whatever takes the listening socket."""
+        """Leave new connections to the next owner of the listening socket."""
         with suppress(KeyError, ValueError):  # ValueError: it is closed
             self._selector.unregister(self._listener)
 
     def accept_again(self) -> None:
-        """Take also those that have come since `accept_no_more`."""
+        """Accept again, also the connections that have waited since `accept_no_more`."""
         with suppress(KeyError, ValueError):
             self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -200,7 +248,7 @@ class ConnectionPool:
         self._selector.close()
 
     def listen_also(self) -> int:
-        """Accept at a second port, too, which no store of the script takes over; 0: there is none."""
+        """Accept at a second port, too, which stays with this process; 0: none is free."""
         try:
             family = self._listener.family
             is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -218,15 +266,9 @@ class ConnectionPool:
             try:
                 connection, at = listener.accept()
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    return  # it has disconnected again
-                # With one, the ranks have all files that there are
-                if len(self.unauthenticated) > 1:
-                    self._drop_oldest()
-                    return
-                raise OutOfFilesError(
-                    f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files"
-                ) from None
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room_for_files()
+                return  # else the peer has disconnected again
             if len(self._peers) >= self.room:
                 self._drop_oldest()
             connection.setblocking(False)
@@ -235,9 +277,17 @@ class ConnectionPool:
             self._peers[connection] = peer
             self._selector.register(connection, selectors.EVENT_READ)
 
+    def _make_room_for_files(self) -> None:
+        # With only one left, the ranks themselves use up all files
+        if len(self.unauthenticated) > 1:
+            self._drop_oldest()
+            return
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise OutOfFilesError(f"{allowed} files")
+
     def _drop_oldest(self) -> None:
         oldest = self.unauthenticated[0]
-        self._read(oldest)  # it may be a rank that has not been heard yet
+        self._read(oldest)  # it may be a rank whose report has arrived
         if oldest.rank is None:
             self.drop(oldest)
 
@@ -253,15 +303,19 @@ class ConnectionPool:
             return
         try:
             for frame in peer.frames.feed(data):
-                self._take(peer, frame)
+                self._handle(peer, frame)
                 if peer.socket not in self._peers:  # it was dropped
                     return
         except ProtocolError as error:
             self._refuse(peer, self._name_foreign(peer) or str(error))
 
     def _name_foreign(self, peer: Connection) -> str:
-        """What a peer is that never was a rank, and its remedy for whoever misses a rank; empty: it may be one."""
-        found = None if peer.welcomed else identify(CLIENTS, peer.frames.pending)
+        """What a peer is if it is not distboot; empty: it may be. Keeps the remedy for missing
+        ranks.
+        """
+        if peer.welcomed:
+            return ""
+        found = identify(CLIENTS, peer.frames.pending)
         if found is None:
             return ""
         self.remedy = found.remedy or self.remedy
@@ -269,11 +323,10 @@ class ConnectionPool:
 
     def _refuse(self, peer: Connection, why: str) -> None:
         why = escape_control(why)
+        reason = f"the connecting process {why}"
         if why in self._refused or len(self._refused) < _MOST_REASONS:
             self._refused[why] += 1
-        if self._refused[why] in _SAID_OF_A_REASON:
-            self._say(
-                f"refused a connection from {peer.at}: the connecting process {why}; the job continues"
-            )
-        self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
+        if self._refused[why] in _PRINTED:
+            self._say(f"refused a connection from {peer.at}: {reason}; the job continues")
+        self.send(peer, peer.channel.sign(Refused(reason[:LONGEST_TEXT])))
         self.drop(peer)

@@ -1,4 +1,28 @@
-"""Rank 0's side of the rendezvous: it admits the ranks, says what differs between them, and answers all at once."""
+"""Rank 0's part of the rendezvous: it admits the ranks and answers all of them at once.
+
+One connection goes through these messages:
+
+    peer         rank 0
+    Hello      →             the job and the version of the protocol
+               ←  Welcome    from here on frames are authenticated
+    WorkerInfo →             the rank enters the `JoinTable`
+               ←  Members    when all ranks have joined, or
+               ←  Failed     when the job cannot start, to all ranks that are connected
+
+Rank 0 does not answer a report by itself, as the answer depends on all of them. Its wait ends when
+
+1. all ranks have joined: it builds the membership, compares the ranks and warns of differences;
+2. a rank does not fit (`JoinTable.add` raises): all ranks get that error at once;
+3. the first join timeout is over, rank 0's own or that of a rank that came earlier: all ranks hear
+   which ranks are missing.
+
+In cases 2 and 3 it goes on for `_LINGER` seconds and tells ranks that are a little late: else each
+of them would wait for its own timeout. Peers that are not part of this job, or come after it has
+started, are refused with the reason, and the job continues.
+
+After the rendezvous the agent owns the connections (`detach_all`). The coordinator only still
+refuses late ranks (`serve`), and passes on agents that have lost their connection (`resume`).
+"""
 
 from __future__ import annotations
 
@@ -57,159 +81,197 @@ from .protocol import (
     decode,
 )
 
-_ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
-_LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
-# Seconds; more than that, and logs cannot be compared and credentials expire early
+_ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
+_LINGER = 0.5  # seconds for which ranks that come after a failure are told of it
+# Seconds; beyond that logs cannot be compared and credentials expire early
 _MOST_SKEW = 30.0
-_MOST_GROUPS = 4  # odd groups named for one fact
+_MOST_GROUPS = 4  # groups of ranks that one fact names
+_FIRST_LINE = 1.0  # seconds before the first line about missing ranks
+_HINT_AT_FRAMEWORKS = (
+    "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
+)
 
 
 class Coordinator:
-    """The rendezvous as rank 0 holds it."""
+    """Rank 0 of the rendezvous."""
 
     def __init__(
         self,
         listener: socket.socket,  # which stays open
         plan: JoinPlan,
-        # Called again and again; raises if it is not to wait any more
+        # Called while it waits; raises to end the wait
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
         own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
-        self.warnings: list[str] = []  # what the ranks should have alike and have not
+        self.warnings: list[str] = []  # differences between ranks
         self.log = JoinLog(own)
-        self.reachability_hint = ""  # why ranks may be missing, to be said with them
-        unit = self.table.unit
-        self.hint = (
-            f"look at the output of the missing {unit}s: "
-            f"they ended early, never started, or cannot reach {unit} 0"
-        )
-        if plan.earlier:  # all have joined before, so that the number of nodes is right
-            self.hint = COME_BACK
-        elif plan.doubt:
-            self.hint = f"{plan.doubt}; or {self.hint}"
-        elif plan.size:
-            self.hint += f"; or {plan.size} is too large"
-        self._plan, self._own, self._wanted = plan, own, wanted
+        self.reachability_hint = ""  # why ranks may be missing, printed with them
+        self.hint = _hint_for_missing(plan, self.table.unit)
+        self._plan = plan
+        self._own = own
+        self._wanted = wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
-        self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
+        self.pool = ConnectionPool(listener, own.world_size, self._handle, self._lost, self._say)
         # The soft limit before it was raised for all connections; None: it was not.
         self.open_files = allow_files(self.pool.room, self._say, own.ranks)
-        self._at: dict[int, Connection] = {}  # by rank
+        self._connections: dict[int, Connection] = {}  # by rank
         self._has_met = False
-        # Takes back an agent that has lost its connection, once its agent can; may raise `ProtocolError`
+        # Accepts an agent that has lost its connection; may raise `ProtocolError`
         self.resume: Callable[[Connection, Resume], None] = _refuse_resume
-        self.greeted: Callable[[], object] = lambda: None  # called when one may be coming
-        self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
-        self._told = 0
-        self._end = 0.0
-        self._limit = ""  # what ended the waiting for ranks, as the error says it
+        self.greeted: Callable[[], object] = lambda: None  # called before that
+        self._failure: Failed | None = None  # why the job cannot start, as all ranks are told
+        self._told = 0  # ranks that were sent the failure
+        self._end = 0.0  # when the wait ends
+        self._limit = ""  # what ends it, as the error has it
 
     def wait_for_join(self) -> Membership:
-        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises."""
+        """Wait for all ranks and send them the membership, or the `DistbootError` that this
+        raises.
+        """
         limit = self._plan.join_timeout
-        self._end, self._limit = time.monotonic() + limit, f"within {limit:g} s"
+        self._end = time.monotonic() + limit
+        self._limit = f"within {limit:g} s"
         try:
             self.table.add(self._own)
             self._gather()
-            records = self.table.in_order()
-            # This rank 0 may have come in the place of another one, and the others know which round is next.
-            next_round = max(record.round for record in records)
-            own = {name: getattr(self._own, name) for name in ("max_restarts", "heartbeat_timeout")}
-            own["resume_port"] = self.pool.listen_also() if self._at else 0
-            membership = replace(
-                build_membership(records), master_addr=self._reached(), round=next_round, **own
-            )
-            if membership.by_node:
-                self.table.spread(membership)
-                self.log.spread(membership)
-                records = self.table.in_order()
-            refuse_several_frameworks(records, membership)
-            self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
-            for warning in () if self._plan.again else self.warnings:
-                self._say(f"warning: {warning}")
+            membership = self._build()
+            self._compare(membership)
         except DistbootError as error:
             self._abort(error)
             raise
         self.log.add("all_joined", findings=self.warnings)
-        for peer in self.pool.unauthenticated:  # they come too late for it
+        for peer in self.pool.unauthenticated:  # too late
             self.pool.drop(peer)
         self._broadcast(membership.as_message())
         self._has_met = True
         return membership
 
+    def _build(self) -> Membership:
+        records = self.table.in_order()
+        resume_port = 0
+        if self._connections:
+            resume_port = self.pool.listen_also()
+        membership = replace(
+            build_membership(records),
+            master_addr=self._reached(),
+            # This process may have replaced an earlier rank 0: the others know the next round.
+            round=max(record.round for record in records),
+            max_restarts=self._own.max_restarts,
+            heartbeat_timeout=self._own.heartbeat_timeout,
+            resume_port=resume_port,
+        )
+        if membership.by_node:
+            self.table.spread(membership)
+            self.log.spread(membership)
+        return membership
+
+    def _compare(self, membership: Membership) -> None:
+        records = self.table.in_order()
+        refuse_several_frameworks(records, membership)
+        self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
+        if self._plan.again:  # the agent around this one has printed them
+            return
+        for warning in self.warnings:
+            self._say(f"warning: {warning}")
+
     def serve(self, limit: float = 0.0) -> None:
-        """Once the ranks have met, or will not: tell those that still come why they are too late."""
+        """After the rendezvous: tell late ranks why they are too late."""
         try:
             self.pool.poll(limit)
         except OutOfFilesError:
             self.pool.accept_no_more()
 
     def detach_all(self) -> list[DetachedConnection]:
-        """The connections, which are the caller's now."""
-        for peer in self._at.values():
+        """Give the connections of all ranks to the caller."""
+        detached = []
+        for rank, peer in sorted(self._connections.items()):
             self.pool.detach(peer)
-        return [(rank, peer.socket, peer.channel) for rank, peer in sorted(self._at.items())]
+            detached.append((rank, peer.socket, peer.channel))
+        return detached
 
     def close(self) -> None:
         self.pool.close()
 
     def _reached(self) -> str | None:
-        """The address of this host under which the ranks of other nodes reached it; None when there are none."""
-        elsewhere = [
-            peer
-            for rank, peer in self._at.items()
-            if self.table.records[rank].node != self._own.node
-        ]
-        addresses = Counter(without_mapping(peer.socket.getsockname()[0]) for peer in elsewhere)
-        return addresses.most_common(1)[0][0] if addresses else None
+        """The own address that most ranks of other nodes have connected to; None without any."""
+        addresses: Counter[str] = Counter()
+        for rank, peer in self._connections.items():
+            if self.table.records[rank].node != self._own.node:
+                addresses[without_mapping(peer.socket.getsockname()[0])] += 1
+        if not addresses:
+            return None
+        return addresses.most_common(1)[0][0]
 
     def _missing(self) -> DistbootError:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
         text = f"{joined}; missing: {table.describe_missing()}{why}"
-        remedy = f"{self.pool.remedy}; or " if self.pool.remedy else ""
-        return DistbootError("missing-rank", text, remedy + self.hint)
+        hint = self.hint
+        if self.pool.remedy:
+            hint = f"{self.pool.remedy}; or {hint}"
+        return DistbootError("missing-rank", text, hint)
 
     def _gather(self) -> None:
-        """Wait for all ranks, and say now and then which are missing."""
-        # What is there within a second needs no line
-        next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""
+        """Wait for all ranks, and print now and then which are missing."""
+        next_line = time.monotonic() + _FIRST_LINE
+        interval = PROGRESS
+        printed = ""
         while not self.table.is_complete:
             self._wanted()
             now = time.monotonic()
             if now >= self._end:
                 raise self._missing()
             if now >= next_line:
-                progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
-                between = min(between * 2, LEAST_PROGRESS) if progress == said else PROGRESS
-                next_line, said = now + between, progress
+                progress = self._progress()
+                if progress == printed:
+                    interval = min(interval * 2, LEAST_PROGRESS)
+                else:
+                    interval = PROGRESS
+                next_line = now + interval
+                printed = progress
                 self._say(f"{progress}; giving up in {self._end - now:.0f} s", event="waiting")
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:
-                needed = (
-                    f"too few for the connections of {self.table.world_size} {self.table.unit}s"
-                )
-                why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
-                hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
-                raise DistbootError("too-few-files", why, hint) from None
+                raise self._too_few_files(error) from None
 
-    def _take(self, peer: Connection, frame: Frame) -> None:
+    def _progress(self) -> str:
+        table = self.table
+        return f"{table.progress()}{table.describe_departed()}{self.reachability_hint}"
+
+    def _too_few_files(self, error: OutOfFilesError) -> DistbootError:
+        table = self.table
+        text = (
+            f"rank 0 may open {error},"
+            f" too few for the connections of {table.world_size} {table.unit}s;"
+            f" {len(table.records)} of them had joined"
+        )
+        hint = (
+            "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
+        )
+        return DistbootError("too-few-files", text, hint)
+
+    def _handle(self, peer: Connection, frame: Frame) -> None:
         if not peer.welcomed:
-            self._take_hello(peer, decode(peer.frames.inflated(frame), Hello))
-        elif peer.rank is None:
-            kinds = (WorkerInfo, Resume) if self._has_met else (WorkerInfo,)
-            message = peer.channel.verify(frame, peer.frames, *kinds)
-            if isinstance(message, Resume):
-                self._take_back(peer, message)
-            else:
-                self._take_worker(peer, message)
-        else:
+            self._handle_hello(peer, decode(peer.frames.inflated(frame), Hello))
+            return
+        if peer.rank is not None:
             raise ProtocolError("reports twice on one connection")
+        kinds: tuple[type, ...] = (WorkerInfo,)
+        if self._has_met:
+            kinds = (WorkerInfo, Resume)
+        message = peer.channel.verify(frame, peer.frames, *kinds)
+        if isinstance(message, Resume):
+            self._handle_resume(peer, message)
+        elif self._failure is not None:
+            self.pool.send(peer, peer.channel.sign(self._failure))
+            self._told += 1
+        else:
+            self._handle_report(peer, message)
 
-    def _take_hello(self, peer: Connection, hello: Hello) -> None:
+    def _handle_hello(self, peer: Connection, hello: Hello) -> None:
         if hello.job != self._plan.job:
             raise ProtocolError("belongs to another job")
         if hello.version != VERSION:
@@ -222,7 +284,7 @@ class Coordinator:
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
-        # Where it is not proved that it is of this job, or it is too late, the job goes on.
+        # The peer may not belong to this job, or is too late to end it.
         if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)
         self.pool.send(
@@ -232,44 +294,46 @@ class Coordinator:
             "version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT
         )
 
-    def _take_worker(self, peer: Connection, record: WorkerInfo) -> None:
+    def _handle_report(self, peer: Connection, record: WorkerInfo) -> None:
         rank = record.rank
-        if self._failure is not None:
-            self.pool.send(peer, peer.channel.sign(self._failure))
-            self._told += 1
-            return
-        first = self.table.records.get(rank, record)
-        # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
-        is_second = (
-            first.process != record.process and max(self._own.round, first.round, record.round) > 0
-        )
-        if self._has_met or is_second:
-            when = "after the roll call" if self._has_met else "a second time"
-            place = f"process {first.pid} on {short_repr(first.host)}"
-            raise ProtocolError(
-                f"comes {when}, and {self.table.unit} {rank} is there already, as {place}"
-            )
+        self._refuse_second(record)
         try:
             self.table.add(record)
         except DistbootError as error:
             self.pool.send(peer, peer.channel.sign(Failed(as_problem(error))))
             raise
-        earlier = self._at.get(rank)
-        self._at[rank], peer.rank = peer, rank
+        earlier = self._connections.get(rank)
+        self._connections[rank] = peer
+        peer.rank = rank
         if earlier is not None:  # the same process, over a new connection
             earlier.rank = None
             self.pool.drop(earlier)
         self.log.joined(record, peer.welcomed)
         end = time.monotonic() + record.patience
         if end < self._end - 1.0:
-            self._limit = (
-                f"within the join timeout of {self.table.unit} {rank}, which was over first"
-            )
-        # When the first rank is out of patience, all are told who is missing
+            unit = self.table.unit
+            self._limit = f"within the join timeout of {unit} {rank}, which was over first"
+        # When the first join timeout is over, all ranks are told which are missing
         self._end = min(end, self._end)
 
-    def _take_back(self, peer: Connection, message: Resume) -> None:
-        """An agent goes on over a new connection: the process that has joined, in this round."""
+    def _refuse_second(self, record: WorkerInfo) -> None:
+        """Refuse one connection, and not the job, if the rank is there already."""
+        rank = record.rank
+        first = self.table.records.get(rank, record)
+        if self._has_met:
+            when = "after the roll call"
+        elif first.process != record.process and max(self._own.round, first.round, record.round):
+            # After a restart: a lost agent, and the one in its place. The job needs one of them.
+            when = "a second time"
+        else:
+            return
+        place = f"process {first.pid} on {short_repr(first.host)}"
+        raise ProtocolError(
+            f"comes {when}, and {self.table.unit} {rank} is there already, as {place}"
+        )
+
+    def _handle_resume(self, peer: Connection, message: Resume) -> None:
+        """The agent of a process that has joined continues over a new connection."""
         first = self.table.records.get(message.agent)
         if first is None or first.process != message.process:
             raise ProtocolError(f"is not the process that joined as rank {message.agent}")
@@ -280,24 +344,45 @@ class Coordinator:
 
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:
-            del self._at[peer.rank]
+            del self._connections[peer.rank]
             self.table.remove(peer.rank)
             self.log.add("left", peer.rank)
 
     def _abort(self, error: DistbootError) -> None:
-        """Tell all that are there, and for a moment also those that come a little later."""
+        """Tell all ranks that are connected, and for a moment also those that come later."""
         failure = Failed(as_problem(error))
         self._broadcast(failure)
-        self._failure, self._told = failure, len(self._at)
+        self._failure = failure
+        self._told = len(self._connections)
         end = min(self._end, time.monotonic() + _LINGER)
-        while self._told < self._own.world_size - 1 and (left := end - time.monotonic()) > 0:
+        while self._told < self._own.world_size - 1:
+            left = end - time.monotonic()
+            if left <= 0:
+                break
             self.serve(left)
         self.close()
 
     def _broadcast(self, message: object) -> None:
         broadcast = Broadcast(message)
-        said = {peer.socket: partial(broadcast.sign, peer.channel) for peer in self._at.values()}
-        send_to_all(said, _ANSWER_LIMIT)
+        outgoing: dict[socket.socket, Callable[[], bytes]] = {}
+        for peer in self._connections.values():
+            outgoing[peer.socket] = partial(broadcast.sign, peer.channel)
+        send_to_all(outgoing, _ANSWER_LIMIT)
+
+
+def _hint_for_missing(plan: JoinPlan, unit: str) -> str:
+    """What to do about missing ranks."""
+    if plan.earlier:  # all have joined before, so that the number of nodes is right
+        return COME_BACK
+    hint = (
+        f"look at the output of the missing {unit}s: "
+        f"they ended early, never started, or cannot reach {unit} 0"
+    )
+    if plan.doubt:
+        return f"{plan.doubt}; or {hint}"
+    if plan.size:
+        return f"{hint}; or {plan.size} is too large"
+    return hint
 
 
 def _refuse_resume(_: Connection, message: Resume) -> None:
@@ -309,74 +394,86 @@ def consistency_warnings(
 ) -> list[str]:
     """Lines like "ranks 8-15 (node 1): torch 2.12.0, others 2.13.0".
 
-    `records` are in rank order; `skews` has the seconds that a rank's clock is ahead of rank 0's.
+    Args:
+        records: in the order of ranks.
+        membership: of the job.
+        skews: seconds by which the clock of a rank is ahead of rank 0's.
     """
     node_of = membership.node_of()
-    found: list[str] = []
+    tables = [dict(record.facts) for record in records]
+    names: set[str] = set()
     if len({record.facts for record in records}) > 1:
-        tables = [dict(record.facts) for record in records]
-        for name in sorted({name for table in tables for name in table}):
-            found += _about(name, [table.get(name) for table in tables], node_of)
-    return found + _clocks(skews, node_of)
+        names.update(*tables)
+    found: list[str] = []
+    for name in sorted(names):
+        found += _describe_fact(name, [table.get(name) for table in tables], node_of)
+    return found + _describe_clocks(skews, node_of)
 
 
 def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Membership) -> None:
-    """Refuse ranks that are about to start different frameworks, or one in different ways: they could not meet."""
+    """Refuse ranks that start different frameworks, or one in different ways: they cannot meet."""
     chosen = [dict(record.facts).get(FRAMEWORK) for record in records]
-    if len(set(chosen)) > 1 and None not in chosen:
-        raise DistbootError(
-            "membership-mismatch",
-            "; ".join(_about(FRAMEWORK, chosen, membership.node_of())),
-            "let all ranks call init() with the same arguments, and give the wrapper the same --framework",
-        )
+    if None in chosen or len(set(chosen)) == 1:
+        return
+    differences = _describe_fact(FRAMEWORK, chosen, membership.node_of())
+    raise DistbootError("membership-mismatch", "; ".join(differences), _HINT_AT_FRAMEWORKS)
 
 
-def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) -> list[str]:
+def _describe_fact(
+    name: str, values: Sequence[str | None], node_of: Mapping[int, int]
+) -> list[str]:
+    """A line for each group of ranks whose value is not the most frequent one."""
     groups: dict[str | None, list[int]] = defaultdict(list)
     for rank, value in enumerate(values):
         groups[value].append(rank)
     usual, *odd = sorted(groups, key=lambda value: (-len(groups[value]), groups[value][0]))
-    rest = "others" if len(odd) == 1 else "most"
-    lines = [
-        f"{_ranks(groups[value], node_of)}: {_described(name, value)}, {rest} {_value(name, usual)}"
-        for value in odd[:_MOST_GROUPS]
-    ]
-    if len(odd) > _MOST_GROUPS:
-        lines.append(
-            f"{escape_control(name.rstrip('='))}: {len(odd) - _MOST_GROUPS} more values on other ranks"
-        )
+    rest = "most"
+    if len(odd) == 1:
+        rest = "others"
+    lines = []
+    for value in odd[:_MOST_GROUPS]:
+        here = f"{_describe_ranks(groups[value], node_of)}: {_describe_value(name, value)}"
+        lines.append(f"{here}, {rest} {_short_value(name, usual)}")
+    more = len(odd) - _MOST_GROUPS
+    if more > 0:
+        lines.append(f"{escape_control(name.rstrip('='))}: {more} more values on other ranks")
     return lines
 
 
-def _described(name: str, value: str | None) -> str:
+def _describe_value(name: str, value: str | None) -> str:
     if name == "accelerators":
-        return f"{_value(name, value)} accelerators visible"
+        return f"{_short_value(name, value)} accelerators visible"
     if name.endswith("=") and value is not None:
-        return f"{escape_control(name)}{_value(name, value)}"
-    return f"{escape_control(name.rstrip('='))} {_value(name, value)}"
+        return f"{escape_control(name)}{_short_value(name, value)}"
+    return f"{escape_control(name.rstrip('='))} {_short_value(name, value)}"
 
 
-def _value(name: str, value: str | None) -> str:
+def _short_value(name: str, value: str | None) -> str:
+    is_setting = name.endswith("=")
     if value is None:
-        return "not set" if name.endswith("=") else "not there"
-    return short_repr(value) if name.endswith("=") else escape_control(value)
+        return "not set" if is_setting else "not there"
+    if is_setting:
+        return short_repr(value)
+    return escape_control(value)
 
 
-def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]:
-    """Against the middle one: rank 0's own clock may be the one that is wrong."""
+def _describe_clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]:
+    """Compare with the median: rank 0's own clock may be the one that is wrong."""
     clocks = {0: 0.0, **skews}
     middle = sorted(clocks.values())[len(clocks) // 2]
     lines = []
     for sign, how in ((1, "ahead of"), (-1, "behind")):
-        off = {rank: sign * (clock - middle) for rank, clock in sorted(clocks.items())}
-        off = {rank: seconds for rank, seconds in off.items() if seconds > _MOST_SKEW}
+        off: dict[int, float] = {}
+        for rank, clock in sorted(clocks.items()):
+            seconds = sign * (clock - middle)
+            if seconds > _MOST_SKEW:
+                off[rank] = seconds
         if off:
+            ranks = _describe_ranks(list(off), node_of)
             most = max(off.values())
-            lines.append(
-                f"{_ranks(list(off), node_of)}: clock up to {most:.0f} s {how} that of the others"
-            )
+            lines.append(f"{ranks}: clock up to {most:.0f} s {how} that of the others")
     return lines
 
 
-def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
+def _describe_ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
     return f"{ranks_said(ranks)} {nodes_said(sorted({node_of[rank] for rank in ranks}))}"

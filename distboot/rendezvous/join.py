@@ -136,11 +136,12 @@ class Joined:
                 if isinstance(reason, PortInUseByThisJob):
                     why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
                     raise DistbootError("duplicate-rank", why, _DUPLICATE) from None
-                taken.append((port, str(reason)))
+                why = str(reason)
+                if port == self.plan.ports[0]:  # which the job was given
+                    why += _held_by(port)
+                taken.append((port, why))
                 continue
-            if taken:
-                reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
-                log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
+            _log_taken(taken, port)
             return port
         reasons = "; ".join(f"{port}: {why}" for port, why in taken)
         text = f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}"
@@ -152,6 +153,27 @@ class Joined:
             Worker(replace(self.plan, hosts=(host,), ports=(port,))).try_once(
                 _CALL, time.monotonic() + _CALL
             )
+
+
+def _log_taken(taken: Sequence[tuple[int, str]], port: int) -> None:
+    """Say which ports were taken, and at which the ranks meet instead."""
+    if taken:
+        reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
+        log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
+
+
+def _held_by(port: int) -> str:
+    """Which process has a port, as far as that can be known: `" by process 4711: redis-server *:29500"`."""
+    from ..host import sockets  # here, as few jobs need these
+    from . import foreign
+
+    process = sockets.listener(port)
+    if process:
+        return f" by {process}"
+    found = foreign.probe((socket.AF_INET, (LOOPBACK, port)))
+    if found is not None:
+        return f": the process that listens there {found.description}"
+    return ""
 
 
 def _hint_at_unreachable(

@@ -1,15 +1,32 @@
-"""Protocol 2: messages, and the frames in which they go over a connection. Nothing here blocks, or knows what is said.
+"""Protocol 2: messages, and the frames that carry them over a connection. Pure: no socket, no
+clock.
 
-A frame is a header and a body. The header has the length of the body in 4 bytes, most significant first, whose highest
-bit says that the body is compressed with zlib; the round of the job in 4 bytes; in 4 bytes the rank that the message is
-from or for, as an agent may have several; and 32 bytes that authenticate it. With DISTBOOT_SECRET they are HMAC-SHA256
-over the challenge of rank 0, the nonce of the other side, the round, the rank, the side that sends it, the number of
-the frame on its way (8 bytes, which both sides count) and the SHA-256 of the body as it is sent: no process without it
-can join, pose as rank 0, or send again what was said on another connection, in another round, or by the other side; and
-none on the way can leave out, repeat or reorder frames. Without a secret they are zeros. Nothing is encrypted.
+A frame is a header and a body. The header has 44 bytes, integers with the most significant first:
 
-The body is a JSON object: the kind of the message, and its fields. A message is a frozen dataclass, whose fields say
-what they accept; `decode` takes nothing else. An empty body is a heartbeat.
+    4   length of the body; the highest bit: the body is compressed with zlib
+    4   round of the job
+    4   rank that the message is from or for, as an agent may have several
+    32  MAC that authenticates the frame; zeros without DISTBOOT_SECRET
+
+The body is a JSON object: the kind of the message, and its fields. An empty body is a heartbeat.
+
+With DISTBOOT_SECRET the MAC is HMAC-SHA256 over
+
+- the challenge of rank 0 and the nonce of the other side: a frame of another connection is refused;
+- the round and the rank;
+- the side that sends it: a frame that is sent back to its sender is refused;
+- the number of the frame, which both sides count (8 bytes): no frame can be left out, repeated or
+  reordered on its way;
+- the SHA-256 of the body as it is sent: a broadcast is hashed once for all connections.
+
+So no process without the secret can join or pose as rank 0. Nothing is encrypted.
+
+The order of checks is the point of this file. `Frames` bounds the length from the first 4 bytes,
+before the body arrives. `Channel.verify` authenticates the bytes, before anything parses them. Only
+then is the body decompressed, within the same bound, and decoded. `decode` accepts only the kinds
+that the caller expects. A message is a frozen dataclass; each of its fields has a check that
+returns the value, or raises `ValueError`. What fails is a `ProtocolError`, which costs the sender
+its connection, and nobody else anything.
 """
 
 from __future__ import annotations
@@ -40,19 +57,19 @@ Check: TypeAlias = Callable[[Any], Any]
 
 
 class ProtocolError(Exception):
-    """The connecting process does not speak this protocol; the text reads well after "the peer"."""
+    """The peer violates this protocol; the text reads well after "the peer"."""
 
 
 # Messages
 
 
 def of(check: Check, **more: Any) -> Any:
-    """A field of a message: what is received is what `check` returns; it raises for what the field cannot be."""
+    """A field of a message. `check` returns the value that is received, or raises `ValueError`."""
     return field(metadata={"check": check}, **more)
 
 
 def valid(holds: Check, what: str) -> Check:
-    """What this holds for; else it is not a valid `what`."""
+    """Accept a value for which this holds; any other is not a valid `what`."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -63,56 +80,81 @@ def valid(holds: Check, what: str) -> Check:
 
 
 def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Check:
-    """From `least` to `most`."""
-    return valid(lambda value: type(value) is int and least <= value <= most, what)
+    """Accept an integer from `least` to `most`."""
+
+    def is_in_range(value: Any) -> bool:
+        # `type`, as a truth value is an instance of int
+        return type(value) is int and least <= value <= most
+
+    return valid(is_in_range, what)
 
 
 def text(most: int) -> Check:
-    """At most so many characters."""
-    return valid(
-        lambda value: isinstance(value, str) and len(value) <= most,
-        f"text of at most {most} characters",
-    )
+    """Accept at most so many characters."""
+
+    def is_short_text(value: Any) -> bool:
+        return isinstance(value, str) and len(value) <= most
+
+    return valid(is_short_text, f"text of at most {most} characters")
 
 
 def both(first: Check, second: Check) -> Check:
-    """What the second check makes of what the first one has let pass."""
+    """Apply the second check to the result of the first one."""
     return lambda value: second(first(value))
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _LARGEST
 
 
 number = integer()
 flag = valid(lambda value: type(value) is bool, "truth value")
-_seconds = valid(
-    lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds"
-)
-time_or_duration = both(_seconds, float)
+time_or_duration = both(valid(_is_seconds, "number of seconds"), float)
 
 
 def optional(check: Check) -> Check:
-    """Or None."""
-    return lambda value: None if value is None else check(value)
+    """Accept also None."""
+
+    def check_unless_none(value: Any) -> Any:
+        if value is None:
+            return None
+        return check(value)
+
+    return check_unless_none
 
 
 def several(check: Check, most: int = _LARGEST, least: int = 0, what: str = "list") -> Check:
-    """So many items."""
-    is_list = valid(
-        lambda value: isinstance(value, list | tuple) and least <= len(value) <= most, what
-    )
-    return lambda value: tuple(map(check, is_list(value)))
+    """Accept a list of `least` to `most` items, as a tuple."""
+
+    def check_items(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            raise ValueError(what)
+        return tuple(map(check, value))
+
+    return check_items
 
 
 def table(most: int, check: Check) -> Check:
-    """Of names and values."""
-    name, is_table = (
-        text(1000),
-        valid(lambda value: isinstance(value, Mapping) and len(value) <= most, "table"),
-    )
-    return lambda value: {name(key): check(item) for key, item in is_table(value).items()}
+    """Accept at most so many names with their values."""
+    name = text(1000)
+
+    def check_rows(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or len(value) > most:
+            raise ValueError("table")
+        return {name(key): check(item) for key, item in value.items()}
+
+    return check_rows
 
 
 def nested(kind: type) -> Check:
-    """A field that is a dataclass itself, whose fields are as those of a message."""
-    return lambda value: value if isinstance(value, kind) else _made(kind, value)
+    """Accept a dataclass, whose fields are declared as those of a message."""
+
+    def check_nested(value: Any) -> object:
+        if isinstance(value, kind):
+            return value
+        return _build(kind, value)
+
+    return check_nested
 
 
 @cache
@@ -120,9 +162,14 @@ def _checks(kind: Any) -> dict[str, Check]:
     return {each.name: each.metadata["check"] for each in fields(kind)}
 
 
-def _made(kind: type, content: Any) -> object:
-    """`ValueError`: what it is not, and the names of the fields, from the outermost in."""
-    checks, found = _checks(kind), {}
+def _build(kind: type, content: Any) -> object:
+    """Build a dataclass from JSON.
+
+    Raises:
+        ValueError: what it is not, and the names of the fields, from the outermost in.
+    """
+    checks = _checks(kind)
+    found = {}
     if not isinstance(content, dict) or content.keys() != checks.keys():
         raise ValueError(kind.__name__)
     for name, check in checks.items():
@@ -135,7 +182,7 @@ def _made(kind: type, content: Any) -> object:
 
 
 def encode(content: object) -> bytes:
-    """The body of a frame with this message; a heartbeat, which is None, has an empty one: it is the shortest frame."""
+    """The body of a frame with this message; None is a heartbeat, whose body is empty."""
     if content is None:
         return b""
     named = {"kind": type(content).__name__, **_fields_of(content)}
@@ -147,25 +194,34 @@ def _fields_of(content: Any) -> dict[str, object]:
 
 
 def decode(body: bytes, *kinds: type) -> Any:
-    """The message in a body, which must be one of these kinds; `ProtocolError`: it is something else."""
+    """The message in a body; `ProtocolError`: it is not a valid message of these kinds."""
     if not body and type(None) in kinds:
         return None
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
         raise ProtocolError("sends no JSON") from None
-    name = content.pop("kind", None) if isinstance(content, dict) else None
-    kind = next((each for each in kinds if each.__name__ == name and each is not type(None)), None)
-    if kind is None:
-        raise ProtocolError(
-            f"does not send the expected {' or '.join(each.__name__ for each in kinds)}"
-        )
+    kind = _kind_of(content, kinds)
     try:
-        return _made(kind, content)
+        return _build(kind, content)
     except ValueError as error:
         what, *where = error.args
-        why = f"{'.'.join(where)} is not a valid {what}" if where else what
-        raise ProtocolError(f"sends a broken {name}: {why}") from None
+        why = what
+        if where:
+            why = f"{'.'.join(where)} is not a valid {what}"
+        raise ProtocolError(f"sends a broken {kind.__name__}: {why}") from None
+
+
+def _kind_of(content: Any, kinds: tuple[type, ...]) -> type:
+    """Take the kind of a message out of its content."""
+    name = None
+    if isinstance(content, dict):
+        name = content.pop("kind", None)
+    for kind in kinds:
+        if kind.__name__ == name and kind is not type(None):
+            return kind
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    raise ProtocolError(f"does not send the expected {expected}")
 
 
 # Frames
@@ -182,12 +238,12 @@ class Frame(NamedTuple):
 
 
 def announced_length(data: bytes | bytearray) -> int:
-    """Bytes of the body of a frame that begins so."""
+    """The number of bytes of the body of a frame that begins like this."""
     return int.from_bytes(data[:4], "big") & ~_COMPRESSED
 
 
 class Frames:
-    """Takes bytes as they come, and gives whole frames; `most` bytes are what a body may have, also once inflated."""
+    """Cuts received bytes into frames. A body has at most `most` bytes, also once inflated."""
 
     def __init__(self, most: int = BEFORE_AUTHENTICATION) -> None:
         self.most = most
@@ -195,17 +251,19 @@ class Frames:
 
     @property
     def pending(self) -> bytes:
-        """What was received of a frame that is not whole, or not a frame."""
+        """The bytes of an incomplete frame, or of what is not a frame."""
         return bytes(self._buffer)
 
     @property
     def missing(self) -> int:
-        """Bytes that the frame in hand still needs, as far as is known: the header comes first."""
+        """How many bytes complete the header, or, once that is there, the frame."""
         have = len(self._buffer)
-        return HEADER - have if have < HEADER else HEADER + self._length() - have
+        if have < HEADER:
+            return HEADER - have
+        return HEADER + self._length() - have
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes; `ProtocolError`: it is not a frame of ours, or too long."""
+        """The frames that `data` completes; `ProtocolError`: one is too long, or it is not one."""
         self._buffer += data
         found = []
         while len(self._buffer) >= 4:
@@ -257,7 +315,7 @@ class Channel:
     """
 
     secret: str = field(default="", repr=False)
-    us: str = "rank 0"  # the side that this is, as a refusal names it
+    us: str = "rank 0"  # this side, as a refusal names it
     challenge: str = ""  # of rank 0, random for this connection
     nonce: str = ""  # of the other side, likewise
     round: int = 0  # of the job
@@ -268,7 +326,11 @@ class Channel:
         return Broadcast(content).sign(self, rank)
 
     def verify(self, frame: Frame, frames: Frames, *kinds: type) -> Any:
-        """The message in a frame of `frames`; `ProtocolError`: it is another one, or its sender lacks the secret."""
+        """The message in a frame of `frames`.
+
+        Raises:
+            ProtocolError: it is not authentic, or not a valid message of these kinds.
+        """
         if frame.round != self.round:
             raise ProtocolError(
                 f"speaks of round {frame.round} of the job, and this is round {self.round}"
@@ -280,15 +342,17 @@ class Channel:
         digest = hashlib.sha256(frame.body).digest()
         mac = self.mac(digest, frame.rank, self.counts.received, theirs=True)
         if not hmac.compare_digest(frame.mac, mac):
-            raise ProtocolError(_ALTERED if self.counts.received else "has another DISTBOOT_SECRET")
+            if self.counts.received:
+                raise ProtocolError(_ALTERED)
+            raise ProtocolError("has another DISTBOOT_SECRET")
         self.counts.received += 1
         return decode(frames.inflated(frame), *kinds)
 
     def mac(self, digest: bytes, rank: int, number: int, *, theirs: bool = False) -> bytes:
-        """What proves that we, or they, know the secret, and have sent a body with this digest for the rank."""
+        """The MAC of a body with this digest, as this side computes it, or, `theirs`, the peer."""
         if not self.secret:
             return _UNPROVED
-        # Else what we have sent could come back as theirs
+        # Else a frame of this side could be sent back to it
         is_of_rank_0 = (self.us == "rank 0") is not theirs
         about = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/"
         signed = about.encode() + number.to_bytes(8, "big") + digest
@@ -296,19 +360,19 @@ class Channel:
 
 
 class Broadcast:
-    """A message for many connections: what does not differ is done once. The membership of a large job is long."""
+    """A message for many connections, encoded and compressed once: that of a large job is long."""
 
     def __init__(self, content: object) -> None:
-        body, flag_of_length = encode(content), 0
+        body = encode(content)
+        compressed = 0
         if len(body) >= _COMPRESSED_FROM:
             import zlib  # which a small job does not need
 
-            body, flag_of_length = zlib.compress(body, 1), _COMPRESSED
-        self._length, self._body, self._digest = (
-            flag_of_length | len(body),
-            body,
-            hashlib.sha256(body).digest(),
-        )
+            body = zlib.compress(body, 1)
+            compressed = _COMPRESSED
+        self._length = compressed | len(body)
+        self._body = body
+        self._digest = hashlib.sha256(body).digest()
 
     @property
     def size(self) -> int:
@@ -316,7 +380,7 @@ class Broadcast:
         return HEADER + len(self._body)
 
     def sign(self, channel: Channel, rank: int = 0) -> bytes:
-        """The next frame for one of them."""
+        """The next frame for one of these connections."""
         mac = channel.mac(self._digest, rank, channel.counts.sent)
         channel.counts.sent += 1
         return _HEADER.pack(self._length, channel.round, rank, mac) + self._body
@@ -331,5 +395,5 @@ def random_nonce() -> str:
 
 
 def most_from_rank_0(world_size: int) -> int:
-    """Bytes of one body, once rank 0 is authenticated: each rank may have a host of its own, and publish something."""
+    """The most bytes of one body of rank 0, once it is authenticated; it grows with the job."""
     return min(BEFORE_AUTHENTICATION + 1024 * world_size, MOST)

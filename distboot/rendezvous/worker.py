@@ -1,4 +1,26 @@
-"""The side of every other rank: it reports to rank 0, wherever that listens, until it answers with the membership."""
+"""Every other rank's part of the rendezvous: it reports to rank 0 until that answers.
+
+Rank 0 may start later, listen at the second of five ports, or be at any of several hosts. So one
+*try* goes through all hosts and ports, and `report` tries again until the join timeout. One attempt
+at one address ends in one of these ways:
+
+    Members                  all ranks have joined: done
+    Failed, version          `DistbootError`: the job cannot start, and another attempt cannot help
+    UnreachableError         the host does not answer: its other ports are not tried
+    _SilentError             a process accepts and does not answer
+    NoAnswerError            anything else: refused, a foreign process, a lost connection
+
+Two things make this longer than a loop:
+
+- A silent process may be a rank 0 that is busy with thousands of ranks, or one that will never
+  answer, such as a store of torch. The limit of an attempt grows from 1 to 10 seconds. After 5
+  seconds, and at the end, `foreign` asks the process once what it is.
+- The error at the end has to name the cause. So the last refusal is kept, with its remedy: a later
+  attempt may find a closed port where a foreign process had answered before.
+
+Once the report is sent, the wait for the answer lasts until the join timeout, and a little longer:
+rank 0 has the same timeout, and its answer says which ranks are missing.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +60,14 @@ from .protocol import (
     random_nonce,
 )
 
-# Seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
+# Seconds for an unknown process to answer, which double: rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0
 _LAST_LIMIT = 10.0
 _ASKED_AFTER = 5.0  # seconds of silence after which a process is asked what it is
-_LOOK = 0.2  # seconds between two looks at whether the call is still wanted
-_GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
+_INTERVAL = 0.2  # seconds between two checks whether the call is still wanted
+_GRACE = 0.8  # seconds beyond the join timeout for rank 0's list of missing ranks
+_LEAST_LIMIT = 0.1  # seconds
+_MOST_RECEIVED = 1 << 20  # bytes at once
 _SAME_JOB = (
     "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, "
     "or all of them none"
@@ -57,7 +81,7 @@ class NoAnswerError(Exception):
 
 
 class UnreachableError(NoAnswerError):
-    """The host itself did not answer, so that its other ports need not be tried."""
+    """The host itself did not answer: its other ports need not be tried."""
 
 
 class _UnresolvedError(UnreachableError):
@@ -65,47 +89,53 @@ class _UnresolvedError(UnreachableError):
 
 
 class _SilentError(NoAnswerError):
-    """A process accepted the connection and did not answer; the text names it if it was asked what it is."""
+    """A process accepted the connection and did not answer."""
 
 
 class Worker:
-    """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once it was."""
+    """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once
+    it was.
+    """
 
     def __init__(
         self,
         plan: JoinPlan,
-        # Called again and again; raises if the call is not wanted any more
+        # Called while it waits; raises to end the wait
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._plan, self._own, self._wanted = plan, plan.own, wanted
-        self._refusal = ""  # why a process that listens there has not kept us, the last time
+        self._plan = plan
+        self._own = plan.own
+        self._wanted = wanted
+        self._refusal = ""  # why a listening process has refused this rank, the last time
         self._remedy = ""  # for that
-        self._unit = "node" if plan.own.ranks else "rank"  # of which each agent is one
+        self._unit = "rank"  # what each agent stands for
+        if plan.own.ranks:
+            self._unit = "node"
         self._address: foreign.Address = (socket.AF_INET, None)  # of the last connection
-        # What listens at an address and closes each connection, once it was asked
+        # What listens at an address, once it was asked
         self._asked: dict[foreign.Address, foreign.Foreign] = {}
-        self._frames, self._channel = Frames(), Channel()
+        self._frames = Frames()
+        self._channel = Channel()
         self._connection: socket.socket | None = None
-        self.host, self.port = plan.hosts[0], plan.ports[0]
-        self.resolves = True  # whether this host could look that name up
+        self.host = plan.hosts[0]
+        self.port = plan.ports[0]
+        self.resolves = True  # whether this host could look up the name of rank 0's host
 
     def report(self) -> Membership:
-        """Report to rank 0, again and again until it answers.
+        """Report to rank 0 until it answers.
 
-        `DistbootError`: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
+        Raises:
+            DistbootError: why rank 0 cannot start the job, or `missing-rank` for rank 0 itself.
         """
-        join_timeout, limit = self._plan.join_timeout, _FIRST_LIMIT
-        who = f"{self._unit} {self._own.rank}"
-        line = f"{self._unit} 0 does not answer at {format_address(self.host, self.port)} yet"
-        end, backoff = (
-            time.monotonic() + join_timeout,
-            Backoff(
-                who,
-                join_timeout,
-                line,
-                quiet=self._plan.quiet,
-                first_line=max(1.0, self._plan.ending),
-            ),
+        join_timeout = self._plan.join_timeout
+        limit = _FIRST_LIMIT
+        end = time.monotonic() + join_timeout
+        backoff = Backoff(
+            f"{self._unit} {self._own.rank}",
+            join_timeout,
+            f"{self._unit} 0 does not answer at {format_address(self.host, self.port)} yet",
+            quiet=self._plan.quiet,
+            first_line=max(1.0, self._plan.ending),
         )
         while True:
             self._wanted()
@@ -113,7 +143,7 @@ class Worker:
                 return self.try_once(limit, end)
             except NoAnswerError as failure:
                 reason = failure
-            # A busy rank 0 is silent, too: what is silent for long is asked once, and at the end
+            # Once, and at the end: a busy rank 0 is silent, too
             if limit < _ASKED_AFTER <= limit * 2:
                 reason = self._name_silent(reason)
             if not backoff.sleep_or_expire(str(reason)):
@@ -121,9 +151,11 @@ class Worker:
             limit = min(limit * 2, _LAST_LIMIT)
 
     def try_once(self, limit: float, end: float) -> Membership:
-        """Report wherever rank 0 may be, with `limit` seconds for each, until `end`.
+        """Report to each address where rank 0 may be, with `limit` seconds for each, until `end`.
 
-        `NoAnswerError`: why the first of these did not answer, if none did; else as for `report`.
+        Raises:
+            NoAnswerError: why the first of these did not answer.
+            DistbootError: as for `report`.
         """
         failures: list[NoAnswerError] = []
         for host in self._plan.hosts:
@@ -140,25 +172,26 @@ class Worker:
         return str(self._open.getsockname()[0])
 
     def address_of_rank_0(self) -> str:
-        """With the scope, without which a link-local address of IPv6 means nothing."""
-        return socket.getnameinfo(
-            self._open.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-        )[0]
+        """Rank 0's address, with the scope that a link-local address of IPv6 needs."""
+        flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+        address, _ = socket.getnameinfo(self._open.getpeername(), flags)
+        return address
 
     def detach_all(self) -> list[DetachedConnection]:
-        """The connection, which is the caller's now."""
-        connection, self._connection = self._connection, None
-        return [] if connection is None else [(0, connection, self._channel)]
+        """Give the connection to the caller."""
+        connection = self._connection
+        self._connection = None
+        if connection is None:
+            return []
+        return [(0, connection, self._channel)]
 
     def open_again(self, limit: float) -> tuple[socket.socket, Channel]:
-        """Another authenticated connection to rank 0, which is the caller's; `NoAnswerError`: why there is none."""
+        """A new authenticated connection to rank 0, for the caller; `NoAnswerError`: none."""
         end = time.monotonic() + limit
-        self._connection = connection = self._connected(self.host, self.port, end, limit)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = self._connect(self.host, self.port, end, limit)
         try:
             self._handshake(end)
-        except TimeoutError as error:  # it may be busy
+        except TimeoutError as error:  # rank 0 may be busy
             self.close()
             raise UnreachableError(str(error)) from None
         except (OSError, EOFError, ProtocolError, DistbootError) as error:
@@ -176,33 +209,33 @@ class Worker:
         return self._connection
 
     def _attempt(self, host: str, port: int, end: float, limit: float) -> Membership:
-        limit = max(min(end - time.monotonic(), limit), 0.1)
-        self._connection = connection = self._connected(host, port, end, limit)
-        self.host, self.port = host, port
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        limit = max(min(end - time.monotonic(), limit), _LEAST_LIMIT)
+        connection = self._connect(host, port, end, limit)
+        self.host = host
+        self.port = port
         has_reported = False
         try:
             self._handshake(time.monotonic() + limit)
-            self._send(
-                replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0))
-            )
+            patience = max(end - time.monotonic(), 0.0)
+            self._send(replace(self._own, clock=time.time(), patience=patience))
             has_reported = True
-            return self._membership(end + _GRACE)
+            return self._receive_membership(end + _GRACE)
         except (ProtocolError, EOFError, OSError) as error:
-            if has_reported and isinstance(error, ConnectionError | EOFError):
-                why = self._lost()
+            if has_reported:
+                why = self._explain_after_report(error)
             else:
-                found = None if has_reported else self._identify(connection, error)
-                why = self._explain(error, found)
+                why = self._explain(error, self._identify(connection, error))
             self.close()
-            kind = _SilentError if isinstance(error, TimeoutError) else NoAnswerError
-            raise kind(why) from None
+            if isinstance(error, TimeoutError):
+                raise _SilentError(why) from None
+            raise NoAnswerError(why) from None
         except BaseException:
             self.close()
             raise
 
-    def _lost(self) -> str:
+    def _explain_after_report(self, error: Exception) -> str:
+        if not isinstance(error, ConnectionError | EOFError):
+            return self._explain(error, None)
         unit = self._unit
         return self._refused(
             f"{unit} 0 was reached, but disconnected before all {unit}s had joined",
@@ -210,7 +243,7 @@ class Worker:
         )
 
     def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
-        """What listens there, if it is not distboot; what is silent is asked later."""
+        """What listens there, if it is not distboot. A silent process is asked later."""
         received = self._frames.pending
         if foreign.identify(foreign.SERVERS, received) is not None:
             received = foreign.read_more(connection, received)
@@ -238,7 +271,7 @@ class Worker:
         return why
 
     def _name_silent(self, failure: NoAnswerError) -> NoAnswerError:
-        """The failure, with the name of what does not answer, if it has one."""
+        """Ask a silent process what it is; the failure with the answer."""
         if not isinstance(failure, _SilentError):
             return failure
         found = foreign.probe(self._address)
@@ -250,61 +283,61 @@ class Worker:
             self._refused(_SILENT, foreign.SILENT)
         return NoAnswerError(_SILENT)
 
-    def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
+    def _connect(self, host: str, port: int, end: float, limit: float) -> socket.socket:
+        """Open a connection, which stays `self._connection`."""
         self.resolves = True
         try:
             candidates = look_up(host, port, limit)
         except OSError as error:
             if not is_this_host(host):
                 raise _UnresolvedError(error.strerror or str(error)) from None
-            self.resolves = False  # nothing has told this host its own name
+            self.resolves = False  # this host does not know its own name
             candidates = [(socket.AF_INET, ("127.0.0.1", port))]
         failure: OSError | None = None
         for family, address in candidates:
-            connection = None
+            seconds = max(min(end - time.monotonic(), limit), _LEAST_LIMIT)
             try:
-                # Which a kernel without IPv6 may not have
-                connection = socket.socket(family, socket.SOCK_STREAM)
-                connection.settimeout(max(min(end - time.monotonic(), limit), 0.1))
-                connection.connect(address)
+                connection = _connected(family, address, seconds)
             except OSError as error:
                 failure = error
-                if connection is not None:
-                    connection.close()
-            else:
-                self._address = family, address
-                return connection
+                continue
+            self._address = family, address
+            self._connection = connection
+            return connection
         if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
             raise NoAnswerError(failure.strerror)
-        raise UnreachableError((failure and failure.strerror) or str(failure))
+        raise UnreachableError(getattr(failure, "strerror", None) or str(failure))
 
     def _handshake(self, end: float) -> None:
-        self._frames, self._channel, nonce = Frames(), Channel(), random_nonce()
+        self._frames = Frames()
+        self._channel = Channel()
+        nonce = random_nonce()
         self._send(Hello(self._plan.job, nonce))
         frame = self._next_frame(end)
-        # Its challenge is in what it authenticates: it is read first, and believed only then.
+        # The answer is needed to verify it: it has the challenge. It counts only after that.
         answer = decode(self._frames.inflated(frame), Welcome, Refused)
         if isinstance(answer, Refused):
-            if answer.incompatible and not self._plan.secret:
-                raise DistbootError(
-                    "version-mismatch",
-                    f"{self._unit} 0 says: {short_repr(answer.why)}",
-                    ONE_DISTBOOT,
-                )
-            raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
+            raise self._error_of_refusal(answer)
         self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
         try:
             self._channel.verify(frame, self._frames, Welcome)
-        except (
-            ProtocolError
-        ) as error:  # rank 0, if it is that, is to know why this rank does not join
+        except ProtocolError as error:
+            # Rank 0 prints why this rank does not join
             self._send(Refused(str(error)))
             raise
         # Only now: the membership is long
         self._frames.most = most_from_rank_0(self._own.world_size)
 
-    def _membership(self, end: float) -> Membership:
-        """The answer of rank 0; complete before `end`, however slowly it comes."""
+    def _error_of_refusal(self, answer: Refused) -> Exception:
+        why = short_repr(answer.why)
+        # With a secret the refusal is not authenticated, and must not end the job.
+        if answer.incompatible and not self._plan.secret:
+            text = f"{self._unit} 0 says: {why}"
+            return DistbootError("version-mismatch", text, ONE_DISTBOOT)
+        return ProtocolError(f"refused this rank: {why}")
+
+    def _receive_membership(self, end: float) -> Membership:
+        """The answer of rank 0, complete before `end`, however slowly it arrives."""
         answer: Any = self._channel.verify(
             self._next_frame(end), self._frames, Members, Failed, Refused
         )
@@ -318,13 +351,14 @@ class Worker:
         self._open.sendall(self._channel.sign(message))
 
     def _next_frame(self, end: float) -> Frame:
-        connection, frames = self._open, list[Frame]()
+        connection = self._open
+        frames: list[Frame] = []
         while not frames:
             self._wanted()
-            connection.settimeout(min(max(end - time.monotonic(), 0.01), _LOOK))
+            connection.settimeout(min(max(end - time.monotonic(), 0.01), _INTERVAL))
             try:
-                # Not a byte more than this message: what follows is for what comes after the rendezvous.
-                data = connection.recv(min(self._frames.missing, 1 << 20))
+                # Exactly one frame: later bytes belong to the agent.
+                data = connection.recv(min(self._frames.missing, _MOST_RECEIVED))
             except TimeoutError:
                 if time.monotonic() >= end:
                     raise
@@ -337,32 +371,51 @@ class Worker:
         return frames[0]
 
     def _unanswered(self, why: NoAnswerError) -> DistbootError:
+        plan = self._plan
+        where = format_address(plan.hosts[0], plan.ports[0])
+        if plan.source:
+            where += f" (from {plan.source})"
+        text = f"{self._unit} 0 did not answer at {where} within {plan.join_timeout:g} s: {why}"
+        if self._refusal not in ("", str(why)):
+            text += f"; before that, {self._refusal}"
+        rank_0 = [agent for agent in plan.earlier if agent.number == 0]
+        text += describe_earlier(rank_0, self._unit)
+        if isinstance(why, _UnresolvedError):
+            hint = "check the name, or give an address that this host can look up"
+            return DistbootError("unresolvable-address", text, hint)
+        return DistbootError("missing-rank", text, self._hint_for_rank_0())
+
+    def _hint_for_rank_0(self) -> str:
         # Here, as the agent of `init` needs nothing else of detection
         from ..detection.parse import is_loopback
 
-        plan, code = self._plan, "missing-rank"
+        if self._refusal:
+            return self._remedy
+        if self._plan.earlier:
+            return COME_BACK
         unit = self._unit
         hint = (
             f"look at the output of {unit} 0: "
             "it ended early, never started, is on a different host, or behind a firewall"
         )
-        if isinstance(why, _UnresolvedError):
-            code, hint = (
-                "unresolvable-address",
-                "check the name, or give an address that this host can look up",
+        hosts = self._plan.hosts
+        if all(map(is_loopback, hosts)) and self._own.num_nodes != 1:
+            hint += (
+                f"; {hosts[0]} is this host: if {unit} 0 is on a different one,"
+                " set MASTER_ADDR to its name"
             )
-        elif self._refusal:
-            hint = self._remedy
-        elif plan.earlier:
-            hint = COME_BACK
-        elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
-            hint += f"; {plan.hosts[0]} is this host: if {unit} 0 is on a different one, set MASTER_ADDR to its name"
-        earlier = (
-            f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
-        )
-        where = format_address(plan.hosts[0], plan.ports[0]) + (
-            f" (from {plan.source})" if plan.source else ""
-        )
-        text = f"{unit} 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
-        text += describe_earlier([agent for agent in plan.earlier if agent.number == 0], unit)
-        return DistbootError(code, text, hint)
+        return hint
+
+
+def _connected(family: int, address: Any, seconds: float) -> socket.socket:
+    # A kernel without IPv6 refuses already the socket
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(seconds)
+        connection.connect(address)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError:
+        connection.close()
+        raise
+    return connection

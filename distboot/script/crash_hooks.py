@@ -36,9 +36,18 @@ if TYPE_CHECKING:
 
 MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
-EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+EXCEPTION = "exception"
+INTERRUPT = "interrupt"
+TERM = "term"
+ENDING = "ending"
+STEPS = "steps"
+# Whose handler SIGTERM has, if not that of the system
+TERM_HANDLER = "term_handler"
+OURS = "distboot"
+OF_SCRIPT = "script"
 # With which exit code to end; whether another rank has failed first
-ASK, ASK_FIRST = "ask", "ask_first"
+ASK = "ask"
+ASK_FIRST = "ask_first"
 # That flag of the pipe, which its reader sets: no message, so that a good end asks for none
 JOB_ENDS = os.O_APPEND
 # Through which a process speaks to its peers

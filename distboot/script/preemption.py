@@ -21,10 +21,11 @@ from functools import partial
 from types import CodeType, FrameType
 
 from ..base.text import log_line
-from . import crash_hooks
+from . import crash_hooks, workers
 from .exceptions import OF_LIBRARIES
 from .stop_page import (
     ASKED,
+    NUMBERS,
     READS,
     STEPS,
     STOP,
@@ -75,7 +76,8 @@ class Preemption:
         self._readers: set[int] = set()  # those that have read before it
         self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
-        self._page: Page = [0, 0, 0, 0]
+        self._watches_end = False
+        self._page: Page = [0 for _ in NUMBERS]
         if agent is None or agent.page is None:
             self._agent = None
         else:
@@ -123,12 +125,31 @@ class Preemption:
 
                 stop_signals.listen(number, partial(_receive, number), chain=callable(before))
             _signals.add(number)
+        if signal.SIGTERM in numbers:
+            self._watch_end()
+
+    def _watch_end(self) -> None:
+        """Let this process end where it waits for ranks that have failed, and so cannot take SIGTERM."""
+        if self._agent is not None and not self._watches_end:
+            from . import stop_signals  # here, as many scripts do not listen
+
+            self._watches_end = True
+            stop_signals.watch_end(self._page, self._over, _is_term_ours)
+
+    def expect_reads(self) -> None:
+        """The script reads `ctx.preempted`: from now on SIGTERM ends neither this process nor its workers."""
+        self.listen([signal.SIGTERM])
+        workers.install_for_reader()
 
     def detach(self) -> None:
         """The context is closed: from now on no other rank is asked."""
         self._agent = None
         self._over.set()
-        self._page = [*self._page[:STOP], self._page[STOP] or int(self._page[ASKED] != 0), 0]
+        page: Page = [0 for _ in NUMBERS]
+        page[READS] = self._page[READS]
+        page[ASKED] = self._page[ASKED]
+        page[STOP] = self._page[STOP] or int(self._page[ASKED] != 0)
+        self._page = page
 
     def request_at(self, at: float | None, why: str) -> None:
         """Ask at a time in seconds since the epoch, where no agent does it."""
@@ -165,7 +186,7 @@ class Preemption:
     def _read_in_new_thread(self) -> None:
         thread = threading.get_ident()
         if self._reader == 0:
-            self.listen([signal.SIGTERM])
+            self.expect_reads()
         elif thread in self._readers and not self._is_warned:
             self._is_warned = True
             log_line(self._who, _TWO_THREADS)
@@ -200,6 +221,12 @@ def _handle(before: object, number: int, frame: FrameType | None) -> None:
     _receive(number)
     if callable(before):
         before(number, frame)
+
+
+def _is_term_ours() -> bool:
+    """Whether the script has set no other handler of SIGTERM since."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return crash_hooks.term_is_held or getattr(handler, "func", None) is _handle
 
 
 def _receive(number: int) -> None:

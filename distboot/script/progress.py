@@ -3,7 +3,8 @@
 A rank moves when one of its numbers grows: the collective operations that torch counts for each process group, those of
 DistributedDataParallel too, and says so also while the script waits in one; its reads of `ctx.preempted`; its calls of
 `ctx.step()`. Where it has none of these it moves while its main thread uses a processor; other threads, of Horovod say,
-always do.
+always do. It also moves when it comes to `barrier()` and the like, or leaves: a script may call them once only, so that
+they do not count as such a number.
 
 This file is also read by the Python of an unmodified script, without the rest of the package: it imports nothing but
 the standard library, and that late.
@@ -86,6 +87,7 @@ class Movement:
     def __init__(self, pid: int, after: float, now: float) -> None:
         # Of collective operations, by the name of the process group
         self.counts: dict[str, int] = {}
+        self.keys = 0  # how often it has begun or ended to wait at `barrier()` and the like
         # The seconds without movement after which it has stalled; that is said again after twice as many.
         self._pid, self._after = pid, after or float("inf")
         self._numbers: tuple[int, ...] = (0, 0)
@@ -102,6 +104,11 @@ class Movement:
                 name[:_LONGEST_NAME]: min(int(count), _LARGEST) for name, count in counts
             }
             self._move(now)
+
+    def pass_key(self, now: float) -> None:
+        """It begins to wait for other ranks at `barrier()`, say, or does not wait there any more."""
+        self.keys += 1
+        self._move(now)
 
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
         """Whether it is time to say that it has stalled; `numbers` are what else it counts. Asked once a second."""

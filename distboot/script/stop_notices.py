@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.process import start_without_signals
+from ..base.threads import start_without_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

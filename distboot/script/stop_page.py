@@ -1,8 +1,10 @@
 """The page of memory that a script shares with its agent, for `ctx.preempted`.
 
-A page has how often the script has begun to read `ctx.preempted`, until when a read waits for rank 0's answer (0: no
-stop is asked for), and the read from which on it is true (0: not known yet). So the agent knows how far the script is
-while that sits in a collective operation, and a read that no stop concerns costs no system call.
+A page has how often the script has begun to read `ctx.preempted`, until when a read waits for rank
+0's answer (0: no stop is asked for), and the read from which on it is true (0: not known yet). So
+the agent knows how far the script is while that sits in a collective operation, and a read that no
+stop concerns costs no system call. END becomes SIGTERM once the process has to end by that, without
+another read.
 
 A script may write there what it likes: its agent takes any number, and the page keeps its size.
 """
@@ -15,7 +17,7 @@ import os
 from typing import TypeAlias
 
 # The numbers of a page; ASKED is a time of `time.monotonic_ns`
-READS, ASKED, STOP, STEPS = range(4)
+READS, ASKED, STOP, STEPS, END = NUMBERS = range(5)
 LARGEST = (1 << 64) - 1
 _SIZE = 4096  # bytes
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a page has no name there

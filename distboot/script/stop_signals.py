@@ -1,8 +1,13 @@
-"""A signal that asks a script to stop, where no handler of Python's can be set: in any thread but the main one.
+"""A signal that asks a script to stop, where no handler of Python's can be set, or none can run.
 
 `init()` runs in another thread below Ray Train, for example. Python runs handlers in the main thread only, which may be
 in C++ for good. So faulthandler handles the signal, in C and in the thread to which the kernel delivers it: it writes
 to a pipe, and the process goes on. A thread of distboot reads the pipe.
+
+While the main thread is in C, for example in a collective operation, a handler of Python's waits.
+Once the job has failed that may be for good: then the agent notes in the page that the process has
+to end, and a thread gives SIGTERM back its default effect. So the exit code is that of a script
+without a handler.
 """
 
 from __future__ import annotations
@@ -10,12 +15,17 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-from ..base.process import start_without_signals
+from ..base.threads import start_without_signals
 from . import crash_hooks
 from .crash_hooks import out_of_the_way, quiet
+from .stop_page import END, Page
+
+_INTERVAL = 0.5  # seconds between two looks whether the process has to end
 
 _files: dict[int, int] = {}  # by signal: the end of its pipe to which faulthandler writes
 
@@ -34,6 +44,40 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
     crash_hooks.term_is_held = crash_hooks.term_is_held or number == signal.SIGTERM
     name = signal.Signals(number).name
     start_without_signals(f"distboot-{name}", partial(_read, out_of_the_way(reading), receive))
+
+
+def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:
+    """Let a thread end this process by SIGTERM once its page says so, until `over`.
+
+    `is_ours` is false where the script has set a handler of its own since: its agent is told, and waits for that.
+    """
+
+    def watch() -> None:
+        while not over.wait(_INTERVAL):
+            if page[END] != signal.SIGTERM:
+                continue
+            if is_ours():
+                _end_by_term()
+            else:
+                crash_hooks.emit(crash_hooks.TERM_HANDLER, crash_hooks.OF_SCRIPT)
+                return
+
+    crash_hooks.emit(crash_hooks.TERM_HANDLER, crash_hooks.OURS)
+    start_without_signals("distboot-end", watch)
+
+
+def _end_by_term() -> None:
+    """End this process by SIGTERM, whatever its threads do."""
+    with suppress(ImportError, AttributeError):  # a Python without libffi
+        import ctypes
+
+        # As `signal.signal`, which only the main thread may call
+        set_handler = ctypes.pythonapi.PyOS_setsig
+        set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        set_handler.restype = ctypes.c_void_p
+        set_handler(signal.SIGTERM, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _read(pipe: int, receive: Callable[[], None]) -> None:

@@ -1,12 +1,16 @@
-"""The workers of a script, of a data loader say, outlive the signal that asks all processes of a job to stop.
+"""Keep the workers of a script, of a data loader for example, alive through the signal that asks a
+job to stop.
 
-Slurm, torchrun and mpirun send SIGTERM to every process, and a script needs its workers until its checkpoint is
-written. In what `multiprocessing` starts the signal is blocked, as torch has a handler of its own there, and a thread
-takes it: from the process that started the worker it is obeyed, from others dropped. When that process has ended, the
-worker ends.
+Slurm, torchrun and mpirun send SIGTERM to every process, and a script needs its workers until its
+checkpoint is written. The signal is blocked in processes that `multiprocessing` starts, as torch
+has a handler of its own there, and a thread receives it: it obeys the process that started the
+worker, and drops signals from others. The worker ends when that process has ended.
 
-This file is also read by the Python of an unmodified script, and of its workers, without the rest of the package: it
-imports nothing but the standard library, and that late.
+A script is patched at its first read of `ctx.preempted`, or at its start with
+DISTBOOT_SHIELD_WORKERS=1.
+
+This file is also read by the Python of an unmodified script, and of its workers, without the rest
+of the package: it imports only the standard library, and late.
 """
 
 from __future__ import annotations
@@ -22,14 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-# Of others, as joblib's, the workers have no such thread
+VARIABLE = "DISTBOOT_SHIELD_WORKERS"
+ALWAYS = "1"
+NEVER = "0"
+
+# Start methods whose workers get the thread; those of joblib do not have it
 _METHODS = ("fork", "spawn", "forkserver")
-_INTERVAL = 1.0  # seconds between two looks at who has started this
-# Of `Process.terminate`: its SIGTERM is lost while another one waits, and real-time signals queue
+_INTERVAL = 1.0  # seconds between two checks whether the starter has ended
+# Sent by `Process.terminate`: its SIGTERM is lost while another one is pending, and real-time
+# signals queue
 _TERM_TOO = 57
-_WAKE = 56  # what the main thread is doing ends with EINTR
+_WAKE = 56  # interrupts a system call of the main thread with EINTR
 _PIDFD_SEND_SIGNAL = 424  # asm-generic/unistd.h
-# In a worker that is a new program, before it imports the script.
+# Run in a worker that is a new program, before it imports the script.
 _LOAD = """
 import importlib, signal, sys, types
 folder, signals, starter = {!r}
@@ -43,12 +52,28 @@ except Exception:
 """
 
 _signals = {_TERM_TOO}
-_worker = 0  # the process that is shielded: this one, or that which has forked it
+_worker = 0  # the id of the shielded process: this one, or the one that has forked it
+
+
+def install_at_start() -> None:
+    """Shield workers from now on if the user asks for it with DISTBOOT_SHIELD_WORKERS=1."""
+    if os.environ.get(VARIABLE) == ALWAYS:
+        _install()
+
+
+def install_for_reader() -> None:
+    """Shield workers from now on, as the script reads `ctx.preempted`; DISTBOOT_SHIELD_WORKERS=0
+    prevents it.
+    """
+    if os.environ.get(VARIABLE) != NEVER:
+        _install()
 
 
 @cache
-def install() -> None:
-    """Shield workers from SIGTERM, and from the signals in DISTBOOT_STOP_SIGNALS, such as "SIGUSR1,USR2"."""
+def _install() -> None:
+    """Shield workers from SIGTERM, and from the signals in DISTBOOT_STOP_SIGNALS, such as
+    "SIGUSR1,USR2".
+    """
     from .crash_hooks import when_imported  # here, as no worker needs it
 
     # multiprocessing takes 15 ms; this part of it comes after multiprocessing.process.
@@ -60,12 +85,26 @@ def _patch() -> None:
     import signal
 
     base = sys.modules["multiprocessing.process"].BaseProcess
-    start, bootstrap = base.start, base._bootstrap  # noqa: SLF001
-    if sys.platform != "linux" or hasattr(start, "of_distboot"):  # the wrapper has done it
+    is_patched = hasattr(
+        base.start, "of_distboot"
+    )  # by the copy of this file that the wrapper loads
+    if sys.platform != "linux" or is_patched:
         return
-    asked = ["TERM", *os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")]
-    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in asked}
-    _signals.update(int(number) for number in signal.Signals if number.name in names)
+    _signals.update(_signals_to_outlive())
+    base.start = _starting_shielded(base.start)
+    base._bootstrap = _running_shielded(base._bootstrap)  # noqa: SLF001
+    base.start.of_distboot = True
+
+
+def _signals_to_outlive() -> list[int]:
+    names = {"SIGTERM"}
+    for name in os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(","):
+        names.add("SIG" + name.strip().upper().removeprefix("SIG"))
+    return [int(number) for number in signal.Signals if number.name in names]
+
+
+def _starting_shielded(start: Callable[..., Any]) -> Callable[..., Any]:
+    """`Process.start`, with the signals blocked while the worker is created."""
 
     @wraps(start)
     def start_shielded(process: Any) -> None:
@@ -75,7 +114,7 @@ def _patch() -> None:
         if method not in _METHODS:
             _unshielded(start)(process)
             return
-        with _masked(signal.SIG_BLOCK):  # it is born with them blocked
+        with _masked(signal.SIG_BLOCK):  # the worker inherits the mask
             _prepare()
             if method != "fork":
                 # Now, as that unblocks SIGTERM in this thread (bpo-33613)
@@ -84,6 +123,12 @@ def _patch() -> None:
             start(process)
         process._popen.is_shielded = True  # noqa: SLF001
 
+    return start_shielded
+
+
+def _running_shielded(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
+    """`Process._bootstrap`, which runs in the worker, with the thread that receives the signals."""
+
     @wraps(bootstrap)
     def bootstrap_shielded(process: Any, *args: Any, **more: Any) -> object:
         if _worker != os.getpid():
@@ -91,19 +136,19 @@ def _patch() -> None:
         try:
             return bootstrap(process, *args, **more)
         finally:
-            # Our thread stops before Python does
+            # The thread stops before Python does
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
 
-    base.start, base._bootstrap = start_shielded, bootstrap_shielded  # noqa: SLF001
-    base.start.of_distboot = True
+    return bootstrap_shielded
 
 
-@cache  # a fork has it, too
+@cache  # a fork inherits it
 def _prepare() -> None:
-    """Let this process end its workers, and those that are new programs be shielded by what they read first."""
+    """Let this process end its workers, and send the shield to those that are new programs."""
     from multiprocessing import popen_fork, spawn
 
-    terminate, preparation_data = popen_fork.Popen.terminate, spawn.get_preparation_data
+    terminate = popen_fork.Popen.terminate
+    preparation_data = spawn.get_preparation_data
 
     def terminate_twice(popen: Any) -> None:  # also of the other two methods
         terminate(popen)
@@ -118,7 +163,9 @@ def _prepare() -> None:
 
 
 class _Shield:
-    """Once unpickled, it is there; a worker that does not find this file is as it was without us."""
+    """Unpickling it shields the worker; a worker that does not find this file runs without a
+    shield.
+    """
 
     def __reduce__(self) -> tuple[object, ...]:
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -126,26 +173,33 @@ class _Shield:
 
 
 def shield(signals: Iterable[int], starter: int) -> None:
-    """Shield this process, a worker of another one."""
+    """Shield this process, a worker of the process `starter`."""
     global _worker  # noqa: PLW0603 - as a process has one starter
     _signals.update(signals)
     _patch()
-    import threading
-
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
-        for number in _signals:
-            if callable(signal.getsignal(number)):  # the script's own is not for its workers
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(_TERM_TOO, signal.SIG_IGN)
-        signal.signal(_WAKE, lambda *_: None)
-        threading.Thread(
-            target=_watch, args=(starter, os.getppid()), name="distboot-shield", daemon=True
-        ).start()
+        _reset_handlers()
+        _start_thread(starter)
         _worker = os.getpid()
         _wrap()
-    except Exception:  # noqa: BLE001 - no thread could be started, say: a worker without a shield
+    except Exception:  # noqa: BLE001 - no thread can be started: a worker without a shield
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
+
+
+def _reset_handlers() -> None:
+    for number in _signals:
+        if callable(signal.getsignal(number)):  # the script's own is not for its workers
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(_TERM_TOO, signal.SIG_IGN)
+    signal.signal(_WAKE, lambda *_: None)
+
+
+def _start_thread(starter: int) -> None:
+    import threading
+
+    ids = (starter, os.getppid())
+    threading.Thread(target=_watch, args=ids, name="distboot-shield", daemon=True).start()
 
 
 def _watch(starter: int, parent: int) -> None:
@@ -155,15 +209,22 @@ def _watch(starter: int, parent: int) -> None:
             if _has_ended(starter, parent):
                 _obey(signal.SIGTERM, os.getpid())
             continue
-        number = signal.SIGTERM if found.si_signo == _TERM_TOO else found.si_signo
-        # Of the worker's own, which takes all, and each of them once
-        has_handler = callable(signal.getsignal(number))
-        if number == found.si_signo if has_handler else found.si_pid in (starter, os.getpid()):
+        number = found.si_signo
+        if number == _TERM_TOO:
+            number = signal.SIGTERM
+        if callable(signal.getsignal(number)):
+            # A handler of the worker's own receives it from every sender, once: not the repetition
+            is_for_worker = number == found.si_signo
+        else:
+            is_for_worker = found.si_pid in (starter, os.getpid())
+        if is_for_worker:
             _obey(number, found.si_pid)
 
 
 def _obey(number: int, sender: int) -> None:
-    """Let this process have a signal as from its sender: torch's handler compares it with its parent."""
+    """Deliver a signal to this process as from its sender: torch's handler compares it with its
+    parent.
+    """
     import threading
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -172,26 +233,34 @@ def _obey(number: int, sender: int) -> None:
         # Where Python's handlers run
         signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
         return
+    is_sent = False
     with suppress(Exception):
-        import ctypes
-        import struct
+        is_sent = _sent_as_from(sender, number)
+    if not is_sent:
+        os.kill(os.getpid(), number)
 
-        # Anything goes as SI_QUEUE, which is -1 (rt_sigqueueinfo(2)).
-        info = struct.pack("iii0PiI", number, 0, -1, sender, os.getuid()).ljust(128, b"\0")
-        if not ctypes.CDLL(None).syscall(
-            _PIDFD_SEND_SIGNAL, os.pidfd_open(os.getpid()), number, info, 0
-        ):
-            return
-    os.kill(os.getpid(), number)
+
+def _sent_as_from(sender: int, number: int) -> bool:
+    import ctypes
+    import struct
+
+    # Any sender is allowed with SI_QUEUE, which is -1 (rt_sigqueueinfo(2)).
+    info = struct.pack("iii0PiI", number, 0, -1, sender, os.getuid()).ljust(128, b"\0")
+    process = os.pidfd_open(os.getpid())
+    failed = ctypes.CDLL(None).syscall(_PIDFD_SEND_SIGNAL, process, number, info, 0)
+    return not failed
 
 
 def _has_ended(starter: int, parent: int) -> bool:
     """A forkserver, the parent of workers that another process has started, ends after them."""
+    if os.getppid() != parent:
+        return True
     try:
         with open(f"/proc/{starter}/stat", "rb") as file:
-            return os.getppid() != parent or file.read().rpartition(b") ")[2][:1] in b"ZX"
+            state = file.read().rpartition(b") ")[2][:1]
     except OSError:
-        return os.getppid() != parent or os.path.exists("/proc/self")
+        return os.path.exists("/proc/self")
+    return state in b"ZX"
 
 
 @cache
@@ -199,7 +268,8 @@ def _wrap() -> None:
     """Let the programs that this worker starts have no signal blocked."""
     import subprocess
 
-    subprocess.Popen._execute_child = _unshielded(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
+    popen: Any = subprocess.Popen
+    popen._execute_child = _unshielded(popen._execute_child)  # noqa: SLF001
     for name in ("execv", "execve", "posix_spawn", "posix_spawnp", "system"):
         setattr(os, name, _unshielded(getattr(os, name)))
     os.register_at_fork(after_in_child=_forget)
@@ -217,7 +287,7 @@ def _unshielded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forget() -> None:
-    """What a worker forks is not shielded, unless it is a worker itself."""
+    """A fork of a worker is not shielded, unless it is a worker itself."""
     global _worker  # noqa: PLW0603
     if _worker:
         _worker = 0

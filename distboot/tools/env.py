@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from ..base.errors import with_rank
 from ..base.settings import join_timeout_setting
-from ..cli.main import Parser, emit
+from ..cli.output import emit
+from ..cli.parser import Parser
 from ..detection import inherited
 from ..detection.detect import refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
-from ..base.process import proc_stat
+from ..base.procfs import proc_stat
 from ..base.text import escape_control
+from ..host.sockets import command, holders
 
 _SOCKETS = "/proc/net/unix"
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
@@ -25,7 +25,7 @@ def several_jobs(agents: Mapping[str, Sequence[str]]) -> DistbootError:
     for line in unix_sockets()[1:]:
         fields = line.split()
         inodes[f"socket:[{fields[6]}]"] = fields[-1].removeprefix("@")
-    processes = _holders(inodes)
+    processes = holders(inodes)
     lines = [f"{len(agents)} jobs run on this host:"]
     for job in sorted(agents):
         found = [processes[name] for name in agents[job] if name in processes]
@@ -35,34 +35,17 @@ def several_jobs(agents: Mapping[str, Sequence[str]]) -> DistbootError:
     )
 
 
-def _holders(inodes: Mapping[str, str]) -> dict[str, int]:
-    """The process that holds the socket of each name, as far as this user may see it."""
-    found: dict[str, int] = {}
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            name = inodes.get(os.readlink(link))
-            if name is not None:
-                found[name] = int(link.split("/")[2])
-    return found
-
-
 def _described(processes: Sequence[int]) -> str:
     """`"python -m distboot train.py (process 4711, running for 1:05:20)"`."""
     if not processes:
         return "its processes belong to another user or container"
     process = min(processes)
-    command = _command(process)
-    if _SIDECAR in command:  # beside the process of the script, whose id is its next word
-        process = int(command[command.index(_SIDECAR) + 1])
-        command = _command(process)
-    text = escape_control(" ".join(command))[:_LONGEST_COMMAND]
+    words = command(process)
+    if _SIDECAR in words:  # beside the process of the script, whose id is its next word
+        process = int(words[words.index(_SIDECAR) + 1])
+        words = command(process)
+    text = escape_control(" ".join(words))[:_LONGEST_COMMAND]
     return f"{text} (process {process}, running for {_age(process)})"
-
-
-def _command(process: int) -> list[str]:
-    with suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
-        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
-    return []
 
 
 def _age(process: int) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ..cli.main import Parser, emit
+from ..cli.output import emit
+from ..cli.parser import Parser
 from ..detection.detect import INNERMOST_FIRST
 from ..detection.launchers import Launcher
 from ..detection.placement import PLATFORMS, Platform

@@ -1,8 +1,9 @@
-"""A plugin for pytest: `@pytest.mark.ranks(4)` runs a test in four ranks of this host, each a pytest of that one test.
+"""A plugin for pytest: `@pytest.mark.ranks(4)` runs a test in four ranks of this host.
 
-The ranks are those of the wrapper (`python -m distboot --nproc-per-node 4`), or, with `ranks(4, as_="mpirun 2x2")`,
-find what that launcher sets: when one fails all others end, and its report becomes that of the test. Fixtures are made
-in every rank. It costs a run without the mark nothing but this file.
+Each rank is a pytest of that one test. The ranks are those of the wrapper (`python -m distboot
+--nproc-per-node 4`), or, with `ranks(4, as_="mpirun 2x2")`, get the variables that this launcher
+sets. When a rank fails, all others end, and its report becomes that of the test. Every rank makes
+the fixtures. A run without the mark loads this file, and nothing else of distboot.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,7 +29,10 @@ from .trial import Launch, parse, run
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
 _STACKS = 3.0  # seconds for the ranks to say where they are
-_MARK = "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; as 'mpirun 2x2', say"
+_MARK = (
+    "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; "
+    "as_: a launch such as 'mpirun 2x2'"
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,8 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def shared_tmp_path(tmp_path: Path) -> Path:
-    """A folder that all ranks of a test have in common, where `tmp_path` is each rank's own."""
-    return Path(os.environ[_FOLDER]) / "shared" if _FOLDER in os.environ else tmp_path
+    """A folder that all ranks of a test share, where `tmp_path` is each rank's own."""
+    if _FOLDER in os.environ:
+        return Path(os.environ[_FOLDER]) / "shared"
+    return tmp_path
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,13 +63,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         wanted = _wanted(*mark.args, **mark.kwargs)
     except TypeError:
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}"
-        ) from None
-    for report in _reports(item, *wanted):
+        problem = f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}"
+        raise pytest.UsageError(problem) from None
+    for report in _reports(item, wanted):
         item.ihook.pytest_runtest_logreport(report=report)
-    # What the tests before have set up for their module may end with this one.
-    state = item.session._setupstate  # noqa: SLF001 - the hook for it wants the test itself to be set up
+    # Earlier tests may have set up fixtures for their module, which end with this test.
+    state = item.session._setupstate  # noqa: SLF001 - its hook needs a test that was set up
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), "teardown")
     if call.excinfo is not None:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
@@ -73,12 +78,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 class _Rank:
-    """A rank of a test: writes its reports, and ends with the first that is not good, so that all others end, too."""
+    """A rank of a test: writes its reports, and exits at the first failure: so all ranks end."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
-        self._config, self._path = config, path
+        self._config = config
+        self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a report as a line of JSON."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         with self._path.open("a") as file:
             file.write(json.dumps({"at": time.time(), "report": data}) + "\n")
@@ -86,86 +93,123 @@ class _Rank:
             os._exit(1)  # without the teardown, in which it might wait for the others
 
 
-def _wanted(
-    count: int, *, timeout: float = _TIMEOUT, as_: str | None = None
-) -> tuple[int, float, Launch | None]:
+_Written = tuple[float, pytest.TestReport]  # with its time, in seconds since the epoch
+
+
+class _Wanted(NamedTuple):
+    """The arguments of the mark."""
+
+    ranks: int
+    timeout: float  # seconds
+    launch: Launch | None
+
+
+def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> _Wanted:
     if type(count) is not int or count < 1:
-        raise pytest.UsageError(
-            f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1"
-        )
+        problem = "a number of ranks is needed, at least 1"
+        raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): {problem}")
     if as_ is None:
-        return count, timeout, None
+        return _Wanted(count, timeout, None)
+    mark = f"@pytest.mark.ranks({count}, as_={as_!r})"
     try:
         launch = parse(as_)
     except DistbootError as error:
-        raise pytest.UsageError(
-            f"@pytest.mark.ranks({count}, as_={as_!r}): {error.message}; {error.hint}"
-        ) from None
+        raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
     if launch.nodes * launch.per_node != count:
-        raise pytest.UsageError(
-            f"@pytest.mark.ranks({count}, as_={as_!r}): the two do not agree on the number of ranks"
-        )
-    return count, timeout, launch
+        raise pytest.UsageError(f"{mark}: the two do not agree on the number of ranks")
+    return _Wanted(count, timeout, launch)
 
 
-def _reports(
-    item: pytest.Item, count: int, timeout: float, launch: Launch | None
-) -> list[pytest.TestReport]:
+def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
     """The reports of the rank that failed first, or of rank 0."""
     begin = time.time()
-    folder = item.config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
+    factory = item.config._tmp_path_factory  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
+    folder: Path = factory.mktemp("ranks")
     (folder / "shared").mkdir()
-    # A signal that asks where all are; and a rank that fails is not waited for.
-    more = {
+    output, why = _run(item, wanted, folder)
+    # By rank
+    written = [_read(item, folder / f"rank-{rank}.json") for rank in range(wanted.ranks)]
+    first = _first_failed(written)
+    if first is not None:
+        found = [report for _, report in written[first]]
+        found[-1].sections.append((f"rank {first} of {wanted.ranks}", output))
+        return found
+    found = [report for _, report in written[0]]
+    if not why:
+        return found
+    # No rank has reported why: a signal has killed one, for example
+    failed = pytest.TestReport(
+        item.nodeid,
+        item.location,
+        dict.fromkeys(item.keywords, 1),
+        "failed",
+        f"{why}\n{output}",
+        "call",
+        duration=time.time() - begin,
+        start=begin,
+        stop=time.time(),
+    )
+    setup = [report for report in found if report.when == "setup"]
+    return [*setup, failed]
+
+
+def _first_failed(written: Sequence[Sequence[_Written]]) -> int | None:
+    """The rank whose first failure is the earliest; None if no rank has failed."""
+    failures = []
+    for rank, reports in enumerate(written):
+        for at, report in reports:
+            if report.failed or hasattr(report, "wasxfail"):
+                failures.append((at, rank))
+    if not failures:
+        return None
+    _, rank = min(failures)
+    return rank
+
+
+def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:
+    """What the wrappers have printed, and why the test has failed; empty if it has not."""
+    environ = {
+        **os.environ,
         _FOLDER: str(folder),
-        "DISTBOOT_SIGQUIT": "stacks",
-        "DISTBOOT_GRACE": "1",
+        "DISTBOOT_SIGQUIT": "stacks",  # for `_ask_where`
+        "DISTBOOT_GRACE": "1",  # nothing waits for a rank that fails
         "PYTEST_ADDOPTS": "",
     }
-    options, environs = [f"--nproc-per-node={count}"], [{**os.environ, **more}]
-    if launch is not None:
-        options, environs = [], launch.environs(free_port(), environs[0])
-    said, why = _run(_command(item, *options), environs, timeout)
-    found = [
-        (at, rank, one)
-        for rank in range(count)
-        for at, one in _read(item, folder / f"rank-{rank}.json")
-    ]
-    bad = [(at, rank) for at, rank, one in found if one.failed or hasattr(one, "wasxfail")]
-    _, shown = min(bad, default=(0.0, 0))
-    reports = [one for _, rank, one in found if rank == shown]
-    if bad:
-        reports[-1].sections.append((f"rank {shown} of {count}", said))
-    elif why:  # no rank has said why: one was killed, say
-        failed = pytest.TestReport(
-            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", f"{why}\n{said}", "call",
-            duration=time.time() - begin, start=begin, stop=time.time(),
-        )  # fmt: skip
-        return [*(one for one in reports if one.when == "setup"), failed]
-    return reports
+    if wanted.launch is None:
+        command = _command(item, f"--nproc-per-node={wanted.ranks}")
+        environs = [environ]
+    else:
+        command = _command(item)
+        environs = wanted.launch.environs(free_port(), environ)
+    with tempfile.TemporaryFile() as file:
+        codes = run(
+            command,
+            environs,
+            wanted.timeout,
+            _ask_where,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+        file.seek(0)
+        output = file.read().decode(errors="replace")
+    if None in codes:
+        return output, f"the ranks have not ended within {wanted.timeout:g} s"
+    code = max(filter(None, codes), default=0)
+    if code:
+        return output, f"the ranks ended with exit code {code}"
+    return output, ""
 
 
 def _command(item: pytest.Item, *options: str) -> list[str]:
     """The wrapper, with a pytest of this test alone."""
-    config, name = item.config, f"{item.path}::{item.nodeid.partition('::')[2]}"
-    ini = [] if config.inipath is None else ["-c", str(config.inipath)]
-    here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts=", "-p", "no:cacheprovider"]
-    return [sys.executable, "-m", "distboot", "run", *options, "-m", "pytest", "-q", *here, name]
-
-
-def _run(
-    command: list[str], environs: Sequence[Mapping[str, str]], timeout: float
-) -> tuple[str, str]:
-    """What the wrappers have printed, and why the test has failed; empty: it has not."""
-    with tempfile.TemporaryFile() as output:
-        codes = run(
-            command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output
-        )
-        output.seek(0)
-        said = output.read().decode(errors="replace")
-    if None in codes:
-        return said, f"the ranks have not ended within {timeout:g} s"
-    return said, f"the ranks ended with exit code {max(filter(None, codes))}" if any(codes) else ""
+    config = item.config
+    wrapper = [sys.executable, "-m", "distboot", "run", *options]
+    words = ["-m", "pytest", "-q", "--rootdir", str(config.rootpath)]
+    if config.inipath is not None:
+        words += ["-c", str(config.inipath)]
+    words += ["-o", "addopts=", "-p", "no:cacheprovider"]
+    name = item.nodeid.partition("::")[2]
+    return [*wrapper, *words, f"{item.path}::{name}"]
 
 
 def _ask_where(first: subprocess.Popen[bytes]) -> None:
@@ -175,10 +219,12 @@ def _ask_where(first: subprocess.Popen[bytes]) -> None:
         first.wait(_STACKS)
 
 
-def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:
-    """The reports of a rank, each with its time."""
+def _read(item: pytest.Item, path: Path) -> list[_Written]:
+    """The reports of a rank."""
+    if not path.exists():
+        return []
     found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text().splitlines():
         one: dict[str, Any] = json.loads(line)
         report = item.config.hook.pytest_report_from_serializable(
             config=item.config, data=one["report"]

@@ -10,7 +10,8 @@ import os
 from ..base.errors import with_rank
 from ..base.settings import join_timeout_setting, warn_of_unknown
 from ..base.text import counted, escape_control, ranks_said
-from ..cli.main import Parser, emit
+from ..cli.output import emit
+from ..cli.parser import Parser
 from ..detection import surroundings
 from ..detection.detect import LAUNCHERS, refuse_unless_rank
 from ..detection.export import require_master

@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from ..base.errors import DistbootError
 from ..base.text import escape_control
-from ..cli.main import Parser, emit
+from ..cli.output import emit
+from ..cli.parser import Parser
 from .jobs_here import several_jobs, unix_sockets
 
 _TIMEOUT = 20.0  # seconds for an agent to answer, which asks all others

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.text import counted, ranks_said
-from ..cli.main import Parser, emit
+from ..cli.output import emit
+from ..cli.parser import Parser
 from ..cli.target import target_of
 from ..detection.here import refuse_not_alone
 from ..host import accelerators, free_port

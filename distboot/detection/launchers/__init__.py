@@ -96,4 +96,4 @@ def of_platform(platform: NodePlatform) -> Launcher:
 
 def has_any(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
     """Whether any of these variables is set, even if it is empty."""
-    return any(name in environ for name in names)
+    return not environ.keys().isdisjoint(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...base.text import short_repr
-from ..env_reader import EnvReader
+from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
 from ..parse import parse_address, parse_hosts, repeated_host
 from . import has_any
@@ -147,15 +147,13 @@ def _read_tpu(reader: EnvReader) -> None:
     worker = reader.integer("TPU_WORKER_ID", required=True)
     listed = reader.parsed("TPU_WORKER_HOSTNAMES", parse_hosts, required=True) or []
     hosts = list(dict.fromkeys(host.lower() for host in listed))
-    slices = 1
-    own = 0
-    if "MEGASCALE_NUM_SLICES" in reader.environ:
-        slices = reader.integer("MEGASCALE_NUM_SLICES", required=True) or 0
-        own = reader.integer("MEGASCALE_SLICE_ID", required=True) or 0
-        _check_below(reader, "MEGASCALE_SLICE_ID", own, slices)
+    slices, own = _slices(reader)
     if worker is None or not hosts:
         return
-    _check_below(reader, "TPU_WORKER_ID", worker, len(hosts))
+    if worker >= len(hosts):
+        names = variable(reader.environ, "TPU_WORKER_HOSTNAMES")
+        reader.reject("TPU_WORKER_ID", f"is not below the {len(hosts)} different hosts of {names}")
+        return
     count = len(hosts) * slices
     reader.put("TPU_WORKER_ID", rank=own * len(hosts) + worker)
     reader.put("TPU_WORKER_HOSTNAMES", world_size=count, num_nodes=count)
@@ -163,13 +161,23 @@ def _read_tpu(reader: EnvReader) -> None:
     if slices > 1:
         name = "MEGASCALE_COORDINATOR_ADDRESS"
         address = reader.parsed(name, parse_address)
-        reader.own_address = address and (address[0], name)
+        reader.own_address = None
+        if address is not None:
+            reader.own_address = (address[0], name)
     reader.port_seed = reader.own_address
 
 
-def _check_below(reader: EnvReader, name: str, index: int, count: int) -> None:
-    if index >= count and name in reader.environ:
-        reader.reject(name, f"is not below the {count} there are")
+def _slices(reader: EnvReader) -> tuple[int, int]:
+    """The number of slices, and that of this one."""
+    if "MEGASCALE_NUM_SLICES" not in reader.environ:
+        return 1, 0
+    slices = reader.integer("MEGASCALE_NUM_SLICES", required=True)
+    own = reader.integer("MEGASCALE_SLICE_ID", required=True)
+    if slices is None or own is None:
+        return 1, 0
+    if own >= slices:
+        reader.reject("MEGASCALE_SLICE_ID", f"is not below the {slices} there are")
+    return slices, own
 
 
 TPU = NodePlatform(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...base.settings import RANK
+from ...base.internal_variables import RANK
 from ..env_reader import EnvReader
 from . import Launcher, has_any
 

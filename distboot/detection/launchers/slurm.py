@@ -46,25 +46,13 @@ def _claim(environ: Mapping[str, str]) -> bool:
 
 
 def _read(reader: EnvReader) -> None:
-    node_index, num_nodes = reader.integer("SLURM_NODEID"), reader.number("num_nodes")
-    hosts = reader.parsed("SLURM_STEP_NODELIST", expand_hosts) or []
-    if hosts and num_nodes is not None and len(hosts) != num_nodes:
-        reader.reject(
-            "SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts"
-        )
+    node_index = reader.integer("SLURM_NODEID")
+    hosts = _hosts(reader)
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
-    # A job that was submitted from inside a step inherits the variables of that step, but has its own of the job.
-    for of_job, of_step in _SAME_IN_A_STEP:
-        texts = (reader.environ.get(of_job), reader.environ.get(of_step))
-        if None not in texts and texts[0] != texts[1]:
-            reader.reject(
-                of_step,
-                f"contradicts {variable(reader.environ, of_job)}: SLURM_STEP_* are left over from the step in which "
-                "this job was submitted, or `srun --preserve-env` kept the latter",
-            )
-            break
-    job, step = reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID")
+    _refuse_older_step(reader)
+    job = reader.text("SLURM_JOB_ID")
+    step = reader.text("SLURM_STEP_ID")
     if job is not None and step is not None:
         reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
     ordered = _fills_nodes_in_order(reader, node_index)
@@ -72,24 +60,57 @@ def _read(reader: EnvReader) -> None:
         reader.put("SLURM_NODEID", node_rank=node_index)
     # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
     first_is_rank0 = ordered and own == node_index and "SLURM_HET_SIZE" not in reader.environ
-    if hosts and (num_nodes == 1 or first_is_rank0):
+    if hosts and (first_is_rank0 or reader.number("num_nodes") == 1):
         reader.own_address = (hosts[0], "first host of SLURM_STEP_NODELIST")
+
+
+def _hosts(reader: EnvReader) -> list[str]:
+    """The hosts of the step."""
+    name = "SLURM_STEP_NODELIST"
+    hosts = reader.parsed(name, expand_hosts) or []
+    num_nodes = reader.number("num_nodes")
+    if hosts and num_nodes is not None and len(hosts) != num_nodes:
+        reader.reject(name, f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
+    return hosts
+
+
+def _refuse_older_step(reader: EnvReader) -> None:
+    """Refuse the variables of a step in which this job was submitted: the job has its own of the job."""
+    environ = reader.environ
+    for of_job, of_step in _SAME_IN_A_STEP:
+        if of_job not in environ or of_step not in environ:
+            continue
+        if environ[of_job] != environ[of_step]:
+            reader.reject(
+                of_step,
+                f"contradicts {variable(environ, of_job)}: SLURM_STEP_* are left over from the "
+                "step in which this job was submitted, or `srun --preserve-env` kept the latter",
+            )
+            return
 
 
 def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     # With -m arbitrary (a SLURM_HOSTFILE) rank 0 may be on any node: node indices do not follow the ranks then, and
     # the first host of the list need not be rank 0's. Without -m nothing says how, or a container was not told.
-    order, first = (
-        reader.environ.get("SLURM_DISTRIBUTION"),
-        reader.environ.get("SLURM_GTIDS", "").partition(",")[0],
-    )
+    order = reader.environ.get("SLURM_DISTRIBUTION")
     if "SLURM_HOSTFILE" in reader.environ or (order is None and reader.absent):
         return False
     if node_index is None or not (order or "block").startswith(("block", "cyclic", "plane")):
         return False
-    lowest = digits(first)  # on this node
-    rank = reader.number("rank") if lowest is None else lowest
-    return rank is None or (node_index <= rank and (node_index == 0 or rank > 0))
+    rank = _lowest_rank(reader)
+    if rank is None:
+        return True
+    if node_index == 0:
+        return True
+    return rank > 0 and node_index <= rank
+
+
+def _lowest_rank(reader: EnvReader) -> int | None:
+    """The lowest rank on this node; its own where nothing lists them."""
+    first = digits(reader.environ.get("SLURM_GTIDS", "").partition(",")[0])
+    if first is None:
+        return reader.number("rank")
+    return first
 
 
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
@@ -102,27 +123,44 @@ def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> i
     name = reader.text("SLURMD_NODENAME")
     if name is None:  # in a step of several components the indexes need not be those of the lists
         return 0 if num_nodes == 1 else None
-    if hosts and name not in hosts:
+    if name in hosts:
+        return hosts.index(name)
+    if hosts:
         reader.reject(
             "SLURMD_NODENAME", f"is not in {variable(reader.environ, 'SLURM_STEP_NODELIST')}"
         )
-    return hosts.index(name) if name in hosts else None
+    return None
 
 
 def _read_layout(reader: EnvReader, own: int | None) -> None:
     """The local size, and whether all numbers of the layout fits together."""
     name = "SLURM_STEP_TASKS_PER_NODE"
-    counts = reader.parsed(name, expand_counts) or []
-    world_size, num_nodes = reader.number("world_size"), reader.number("num_nodes")
-    if counts and world_size is not None and sum(counts) != world_size:
+    counts = reader.parsed(name, expand_counts)
+    if counts is not None:
+        _check_counts(reader, name, counts)
+        num_nodes = reader.number("num_nodes")
+        is_whole = num_nodes is None or num_nodes == len(counts)
+        if is_whole and own is not None and own < len(counts):
+            reader.put(f"{name} of this node", local_world_size=counts[own])
+    _check_ids(reader)
+
+
+def _check_counts(reader: EnvReader, name: str, counts: list[int]) -> None:
+    """The counts of all nodes are those of the step."""
+    world_size = reader.number("world_size")
+    num_nodes = reader.number("num_nodes")
+    if world_size is not None and sum(counts) != world_size:
         reader.reject(name, f"does not add up to {reader.first(*_SIZE)}={world_size}")
-    if counts and num_nodes is not None and len(counts) != num_nodes:
+    if num_nodes is not None and len(counts) != num_nodes:
         reader.reject(name, f"is not about SLURM_STEP_NUM_NODES={num_nodes} nodes")
-    elif own is not None and own < len(counts):
-        reader.put(f"{name} of this node", local_world_size=counts[own])
-    # SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids.
+
+
+def _check_ids(reader: EnvReader) -> None:
+    """SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids."""
     ids = reader.text("SLURM_GTIDS")
-    rank, local_rank, here = map(reader.number, ("rank", "local_rank", "local_world_size"))
+    rank = reader.number("rank")
+    local_rank = reader.number("local_rank")
+    here = reader.number("local_world_size")
     if ids is None or rank is None or local_rank is None or here is None:
         return
     listed = ids.split(",")

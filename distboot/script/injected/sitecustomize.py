@@ -43,7 +43,7 @@ def _begin() -> None:
     finally:
         with contextlib.suppress(Exception):  # an old Python does without
             _loaded("hints").install()
-            _loaded("workers").install()
+            _loaded("workers").install_at_start()
             if where:  # the user's may have set a hook of its own
                 _loaded("crash_hooks").wrap_excepthook()
         if is_tried:

@@ -1,0 +1,195 @@
+"""From what a user gives for a setting to its value; what is not valid is a `DistbootError`.
+
+Each reader takes a `Given` and returns the value. `base.settings` says which reader a setting has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import limits
+from .errors import DistbootError
+from .text import digits, short_repr
+
+_ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
+_LARGEST_PORT = 65535
+_SHORTEST_HEARTBEAT = 2.0  # seconds
+_STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
+
+
+class Given(NamedTuple):
+    """A value, and where it was given."""
+
+    text: str  # for messages: "DISTBOOT_GRACE='soon'", "--grace='soon'", "join_timeout=-1"
+    value: object
+    code: str  # of the error if it is not valid
+
+
+Reader = Callable[[Given], object]
+
+
+def given_by_option(name: str, value: object) -> Given:
+    """A value of an option of the command line, or of an argument of the API."""
+    return Given(f"{name}={short_repr(value)}", value, "usage")
+
+
+def given_by_variable(name: str, text: str) -> Given:
+    """A value of a variable."""
+    return Given(f"{name}={short_repr(text)}", text, "broken-environment")
+
+
+def as_given(given: Given) -> object:
+    """Any text is valid, or is checked where it is used."""
+    return given.value
+
+
+def seconds(given: Given) -> float:
+    """A number above 0."""
+    return limits.seconds(given.text, given.value, given.code)
+
+
+def seconds_or_0(given: Given) -> float:
+    """A number of at least 0."""
+    return limits.seconds(given.text, given.value, given.code, may_be_0=True)
+
+
+def heartbeat_seconds(given: Given) -> float:
+    """A number of at least 2, as a busy machine may take a second to answer."""
+    found = seconds(given)
+    if found < _SHORTEST_HEARTBEAT:
+        hint = "use 2 to 86400 seconds; 15 is enough for a busy machine"
+        problem = f"{given.text} is shorter than {_SHORTEST_HEARTBEAT:g} s"
+        raise DistbootError(
+            given.code,
+            problem,
+            hint,
+        )
+    return found
+
+
+def seconds_since_1970(given: Given) -> int:
+    """`"1763888400"` -> 1763888400."""
+    found = digits(str(given.value), 11)
+    if found is None:
+        problem = f"{given.text} is not a time in seconds since 1970"
+        raise DistbootError(
+            given.code,
+            problem,
+            "date +%s prints the time now",
+        )
+    return found
+
+
+def number_of_restarts(given: Given) -> int:
+    """`"3"` -> 3."""
+    found = digits(str(given.value), 5)
+    if found is None:
+        raise DistbootError(
+            given.code,
+            f"{given.text} is not a number of restarts",
+            "use 0 to 99999",
+        )
+    return found
+
+
+def switch(given: Given) -> bool:
+    """`"1"` is on, `"0"` is off."""
+    _refuse_unless_in(given, ("0", "1"))
+    return given.value == "1"
+
+
+def failure_detection(given: Given) -> bool:
+    """A switch; some look here for the time that a rank may be silent."""
+    more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
+    _refuse_unless_in(given, ("0", "1"), more)
+    return given.value == "1"
+
+
+def one_of(first: str, second: str) -> Reader:
+    """The reader of a setting that is one of two words."""
+
+    def read(given: Given) -> str:
+        _refuse_unless_in(given, (first, second))
+        return str(given.value)
+
+    return read
+
+
+def _refuse_unless_in(given: Given, choices: tuple[str, str], more: str = "") -> None:
+    if given.value in choices:
+        return
+    first, second = choices
+    problem = f"{given.text} is neither {first} nor {second}"
+    if given.code == "usage":
+        hint = f"use {first} or {second}"
+    else:
+        hint = f"unset it, or set it to {first}"
+    raise DistbootError(
+        given.code,
+        problem,
+        hint + more,
+    )
+
+
+def nproc_per_node(given: Given) -> str:
+    """How many ranks the wrapper starts: a number above 0, or how to count them."""
+    text = str(given.value)
+    if text in ("auto", "gpu", "cpu") or digits(text, 4):
+        return text
+    problem = f"{given.text} is neither a number of processes nor auto, gpu or cpu"
+    hint = "use the number of ranks of each node"
+    if given.code != "usage":
+        hint = "unset it, or set it to the number of ranks of each node"
+    raise DistbootError(
+        given.code,
+        problem,
+        hint,
+    )
+
+
+def stop_signals(given: Given) -> tuple[int, ...]:
+    """`"USR1,SIGUSR2"` -> the numbers of these signals."""
+    import signal  # here, as few jobs have this setting
+
+    numbers = set()
+    for word in str(given.value).split(","):
+        name = word.strip().removeprefix("SIG")
+        if not name:
+            continue
+        if name not in _STOP_SIGNALS:
+            variable = given.text.partition("=")[0]
+            raise DistbootError(
+                given.code,
+                f"{variable}: {short_repr(name)} is not a signal that can ask a script to stop",
+                f"use some of {', '.join(_STOP_SIGNALS)}, with commas; SIGTERM always asks",
+            )
+        numbers.add(int(signal.Signals[f"SIG{name}"]))
+    return tuple(sorted(numbers))
+
+
+def notice_provider(given: Given) -> str:
+    """A cloud whose stop notices distboot can read."""
+    if given.value not in ("azure", "aws"):
+        problem = f"{given.text} is not a provider of stop notices"
+        raise DistbootError(
+            given.code,
+            problem,
+            "use azure or aws, or unset it",
+        )
+    return str(given.value)
+
+
+def host_and_port(given: Given) -> str:
+    """`"169.254.169.254:80"`."""
+    text = str(given.value)
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[1]) > _LARGEST_PORT:
+        problem = f"{given.text} is not a host with a port"
+        raise DistbootError(
+            given.code,
+            problem,
+            "unset it, or use HOST:PORT",
+        )
+    return text

@@ -1,0 +1,132 @@
+"""What `run` starts, and with which environment, words and output."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any, NamedTuple
+
+from ..base.errors import DistbootError, rendezvous_needed
+from ..base.text import log_line
+from ..detection import export, inherited, surroundings
+from ..detection.placement import Placement
+from .nested_launcher import Nested, nested_launcher
+from .script_text import missing_framework_option
+from .target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..agent.logs import Logs
+    from ..detection.allocation import Unused
+
+
+class Launch(NamedTuple):
+    """The options of `run`, and its target."""
+
+    options: Namespace
+    target: Target
+    nested: Nested | None  # a launcher that the command starts
+    # The same if it is the command itself: it gets nothing that is about this process
+    inner: Nested | None
+
+    @property
+    def is_for_node(self) -> bool:
+        """Whether the command or the wrapper starts ranks, so that this process need not be one."""
+        if self.inner is not None and self.inner.is_told_of_nodes:
+            return True
+        return self.options.nproc_per_node is not None
+
+    def apart(self, placement: Placement, ranks: int) -> str | None:
+        """Why the processes may train apart, or None.
+
+        `ranks`: how many are started on this node; 0 if this process is the rank.
+        """
+        per_node = self.options.nproc_per_node
+        environ = dict(os.environ)
+        if per_node:
+            if ranks == placement.world_size == 1:
+                return None
+            placement = placement._replace(launcher="distboot")
+            environ = export.base_environ(environ)
+        if self.nested is not None:
+            return self.nested.separate_jobs(placement, per_node)
+        return missing_framework_option(
+            self.target,
+            self.options.framework,
+            placement,
+            environ,
+            per_node,
+        )
+
+    def unused(self, placement: Placement) -> Unused | None:
+        """Tasks and hosts that the job leaves unused, if the command is not what uses them."""
+        if self.nested is not None or self.target.is_shell:
+            return None
+        return surroundings.unused(placement, os.environ, self.options.launcher)
+
+    def warn_of_unused(self, placement: Placement) -> None:
+        """Warn of them, unless a wrapper around this one has."""
+        if not inherited.about(placement, os.environ).fields:
+            surroundings.warn_of_unused(placement, self.unused(placement))
+
+    def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
+        """Where the output goes; None: to this process's stdout and stderr, as it is."""
+        prefix = self.options.log_prefix
+        folder = self.options.log_dir
+        # Ranks share stdout: each line has to come in one piece
+        if not any((prefix, folder, self.options.nproc_per_node)):
+            return None
+        from ..agent.logs import Logs
+
+        try:
+            return Logs(rank, who, prefix=prefix, folder=folder)
+        except DistbootError as error:
+            if round_ == 0:
+                raise
+            # A job that continues is worth more than its log.
+            where = "its output goes to this process's stdout and stderr"
+            log_line(who, f"warning: {error.message}; {where}")
+            return Logs(rank, who, prefix=prefix, folder=None)
+
+    def exports(
+        self, placement: Placement, environ: Mapping[str, str], **more: Any
+    ) -> dict[str, str | None]:
+        """The variables to set for the command, starting from `environ`."""
+        if self.inner is not None:
+            return export.for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
+        named = self.options.launcher
+        if self.options.nproc_per_node:
+            named = None
+        return export.variables(placement, environ, named=named, **more)
+
+    def words(self, environ: Mapping[str, str]) -> list[str]:
+        """The command in this environment, for example with the local rank."""
+        if self.inner is not None:
+            return self.inner.command(self.target.words)
+        name = self.options.pass_local_rank
+        if name is None:
+            return self.target.words
+        if "LOCAL_RANK" not in environ:
+            raise rendezvous_needed(
+                "one process alone cannot tell its local rank, which --pass-local-rank passes"
+            )
+        return self.target.with_local_rank(environ["LOCAL_RANK"], name)
+
+
+def launch_of(options: Namespace, target: Target, environ: Mapping[str, str]) -> Launch:
+    """The launch, with the launcher that its command starts."""
+    nested = nested_launcher(target, environ)
+    inner = nested
+    if nested is not None and nested.is_in_shell:
+        inner = None
+    return Launch(options, target, nested, inner)
+
+
+def with_ranks(placement: Placement, ranks: int) -> Placement:
+    """The placement where each node starts so many ranks; 0: the processes are the ranks."""
+    if not ranks:
+        return placement
+    nodes = placement.world_size
+    return placement._replace(launcher="distboot", world_size=nodes * ranks, num_nodes=nodes)

@@ -1,0 +1,168 @@
+"""A launcher as the command of the wrapper. Its ranks are those of another job.
+
+Often each rank starts one: `mpirun -n 2 python -m distboot run -- torchrun --standalone train.py`
+trains two models, and both exit with code 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..detection.placement import Placement
+from ..host import free_port
+from .target import SHELLS, Target
+
+_ENV_OPTIONS_WITH_VALUE = ("-u", "-C", "--unset", "--chdir")
+_ENV_OPTION_OR_VARIABLE = re.compile("-.*|.*=.*", re.DOTALL)
+_SHELL_COMMAND = re.compile(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
+
+_LAUNCHER_PROGRAM = re.compile(
+    r"(torchrun|deepspeed|horovodrun|mpirun|mpiexec|orterun|prterun|mpirun_rsh|srun|jsrun|aprun"
+    r"|accelerate)(\.(openmpi|mpich|hydra))?"
+)
+_LAUNCHER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed.launcher.runner": "deepspeed",
+    "horovod.runner.launch": "horovodrun",
+    "accelerate.commands.launch": "accelerate",
+}
+_HAS_PORT = re.compile(r"\0--master[-_]port[=\0]")
+
+
+class MultiNode(NamedTuple):
+    """Options by which a launcher that is started once on each node starts one job on all nodes."""
+
+    sign: re.Pattern[str]  # shows that they are given; the words of the command are between \0
+    options: str
+
+
+_MULTI_NODE = {
+    "torchrun": MultiNode(
+        re.compile(r"\0--nnodes[=\0](?!(\d+:)?1\0)"),
+        "--nnodes, --node-rank, --master-addr and --master-port",
+    ),
+    "deepspeed": MultiNode(
+        re.compile(r"\0--no_ssh\0"),
+        "--hostfile, --no_ssh, --node_rank, --master_addr and --master_port",
+    ),
+    "accelerate": MultiNode(
+        re.compile(r"\0--(config_file[=\0]|num[-_]machines[=\0](?!1\0))"),
+        "--num_machines, --machine_rank, --main_process_ip and --main_process_port",
+    ),
+}
+# Without one of these, `accelerate launch` may start one process, which is the rank itself and
+# needs RANK.
+_ACCELERATE_SEVERAL = re.compile(
+    r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))"
+)
+_ACCELERATE_CPU = "\0--cpu\0"
+
+
+class Nested(NamedTuple):
+    """A launcher that the wrapper's command starts."""
+
+    name: str  # of its program, for example "torchrun"
+    # Whether its options let the launchers on all nodes start one job together
+    is_told_of_nodes: bool
+    is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
+    start: int  # where its options begin in the command; not for one in a shell
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
+        command = list(words)
+        is_one_node = not (self.is_told_of_nodes or self.is_in_shell)
+        if self.name == "deepspeed" and is_one_node and not _HAS_PORT.search("\0".join(words)):
+            command.insert(self.start, f"--master_port={free_port()}")
+        return command
+
+    def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
+        """A warning if each rank starts its own job, or None; `per_node`: of --nproc-per-node."""
+        if self.is_told_of_nodes:
+            return None
+        starts = f"starts {self.name}, which starts a job of its own"
+        if per_node:
+            whose = f"each rank of --nproc-per-node {per_node}"
+            command = f"python -m distboot --nproc-per-node {per_node} script.py …"
+            return (
+                f"warning: {whose} {starts}: jobs that train separately. "
+                f"Leave {self.name} out ({command})"
+            )
+        count = placement.world_size
+        if count == 1:
+            return None
+        options = ""
+        if self.name in _MULTI_NODE:
+            options = f"; or pass it {_MULTI_NODE[self.name].options}"
+        return (
+            f"warning: each of the {count} ranks {starts}: {count} jobs that train separately. "
+            f"Leave {self.name} out, as there are {count} ranks already "
+            "(python -m distboot script.py …); "
+            "or start one process per node, and let the wrapper start the ranks "
+            f"(python -m distboot --nproc-per-node N script.py …){options}"
+        )
+
+
+def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None:
+    """The launcher that the wrapper's command starts, or None."""
+    command = _without_env(target.words)
+    script = _shell_script(command)
+    if script is not None:
+        command = _without_env(re.sub(r"^\s*exec\s", "", script).split())
+    # `python /usr/bin/torchrun` is torchrun, too
+    words = target._replace(words=command).of_python or command
+    name, options = _launcher_in(words)
+    # The options of the launcher, without those of the script
+    own = itertools.takewhile(lambda word: not word.endswith(".py"), options)
+    nnodes = f"--nnodes={environ.get('PET_NNODES', 1)}"  # torchrun reads the variable
+    joined = "\0".join(["", nnodes, *own, ""])
+    if not name or _is_one_process_of_accelerate(name, joined):
+        return None
+    is_told_of_nodes = False
+    if name in _MULTI_NODE:
+        is_told_of_nodes = _MULTI_NODE[name].sign.search(joined) is not None
+    start = len(target.words) - len(options)
+    return Nested(name, is_told_of_nodes, script is not None, start)
+
+
+def _shell_script(command: list[str]) -> str | None:
+    """The script of `sh -c script`."""
+    found = _SHELL_COMMAND.match("\0".join(command))
+    if found is None:
+        return None
+    return found[1]
+
+
+def _launcher_in(words: list[str]) -> tuple[str, list[str]]:
+    """The name of a launcher, and the words after its program or module; empty for other words."""
+    if words[0] == "-m":
+        name = _LAUNCHER_MODULES.get("".join(words[1:2]), "")
+        return name, words[2:]
+    program = _LAUNCHER_PROGRAM.fullmatch(os.path.basename(words[0]))
+    if program is None:
+        return "", []
+    name = program[1]
+    if name == "accelerate" and words[1:2] != ["launch"]:  # it has other commands
+        return "", []
+    return name, words[1:]
+
+
+def _is_one_process_of_accelerate(name: str, options: str) -> bool:
+    if name != "accelerate":
+        return False
+    return _ACCELERATE_CPU in options or _ACCELERATE_SEVERAL.search(options) is None
+
+
+def _without_env(words: list[str]) -> list[str]:
+    """A command without the `env NAME=VALUE …` before it."""
+    if os.path.basename("".join(words[:1])) == "env":
+        words = words[1:]
+        while words and _ENV_OPTION_OR_VARIABLE.fullmatch(words[0]):
+            if words[0] in _ENV_OPTIONS_WITH_VALUE:
+                words = words[1:]
+            words = words[1:]
+    return words or [""]

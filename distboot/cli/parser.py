@@ -1,0 +1,84 @@
+"""argparse with errors of distboot, and options declared as `--help` shows them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from ..base.errors import DistbootError
+from ..base.settings import option_help
+from ..base.text import did_you_mean, escape_control
+
+_NEXT_LINE = re.compile(r"\n(?! )")  # an indented line continues the one before
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options.
+
+    `options` has one option a line, `"--name VALUE  help"`, without VALUE for a switch; an indented
+    line continues the one before, and any other line is the title of a group. `more` has, by
+    option, further arguments of `add_argument`. Every command has `--launcher`.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        description: str,
+        options: str = "",
+        more: Mapping[str, Any] = {},
+        usage: str | None = None,
+    ) -> None:
+        super().__init__(
+            prog=f"python -m distboot {command}",
+            description=description,
+            usage=usage,
+            allow_abbrev=False,
+            # argparse makes one for every option, and would ask for the width of the terminal, with
+            # shutil: 3 ms that only --help needs.
+            formatter_class=partial(argparse.HelpFormatter, width=80),
+        )
+        add = self.add_argument
+        launcher = option_help("DISTBOOT_LAUNCHER")
+        for entry in _NEXT_LINE.split(f"{launcher}\n{options}".strip()):
+            option, _, text = entry.partition("  ")
+            if not text:
+                add = self.add_argument_group(entry).add_argument
+                continue
+            name, _, metavar = option.partition(" ")
+            form: dict[str, Any] = {"action": "store_true"}
+            if metavar:
+                form = {"metavar": metavar}
+            add(name, help=text, **form, **more.get(name, {}))
+
+    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """The options of this command, and what follows: a target with its arguments."""
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if not word.startswith("-") or word in ("-m", "--"):
+                break
+            index += 1
+            action = self._option_string_actions.get(word)
+            if action is not None and action.nargs is None:
+                index += 1  # its value is the next word
+        return words[:index], words[index:]
+
+    def format_help(self) -> str:
+        self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        meant = ""
+        problem, _, words = message.partition(": ")
+        if problem == "unrecognized arguments":
+            option = re.split("[= ]", words)[0]
+            if option.startswith("--"):
+                meant = did_you_mean(option, self._option_string_actions)
+        raise DistbootError(
+            "usage",
+            escape_control(message),
+            f"{meant}{self.prog} --help",
+        )

@@ -1,0 +1,179 @@
+"""The rounds of a job whose agents meet: the first one, and those after restarts.
+
+In each round the agents meet, the ranks of this agent get their environments, and run to their end.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import frameworks
+from ..agent import supervisor
+from ..base.commands import become
+from ..base.errors import DistbootError, with_too_few_files
+from ..base.internal_variables import RANK
+from ..base.threads import at_once
+from ..detection import export
+from ..detection.detect import detect
+from ..detection.launchers.tf_config import has_servers
+from ..detection.placement import NUMBERS, Placement
+from .launch import Launch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..agent.in_wrapper import WrapperAgent
+    from ..agent.launcher_process import LauncherProcess
+    from ..agent.logs import Logs
+    from ..agent.session import Session
+    from ..base.settings import SupervisionSettings
+    from ..job.restarts import Restarts
+    from ..report.files import StartupReport
+
+
+class Rounds(NamedTuple):
+    """What is the same in all rounds."""
+
+    launch: Launch
+    placement: Placement
+    settings: SupervisionSettings
+    restarts: Restarts
+    ranks: int  # that are started here; 0: the one that this is
+    launcher: LauncherProcess | None  # above this process
+
+    def run_all(self, problem: DistbootError | None, logs: Logs | None) -> int:
+        """The exit code of the last round; all other agents receive the problem of this one."""
+        from ..report.files import StartupReport
+
+        report = StartupReport(self.settings.report, self.placement)
+        code = self._run(report, problem or report.problem(), logs)
+        restarts = self.restarts
+        while restarts.cause is not None:
+            logs = None
+            if not self.ranks:
+                placement = self.placement
+                logs = self.launch.logs(placement.rank, placement.who, restarts.round)
+            report = StartupReport(self.settings.report, self.placement, restarts.rounds)
+            code = self._run(report, None, logs)
+        return code
+
+    def _run(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
+        """From the moment in which all agents meet to the end of the ranks: the exit code."""
+        from ..agent.in_wrapper import WrapperAgent
+        from ..agent.meet import join_here
+
+        options = self.launch.options
+        restarts = self.restarts
+        # In another round, agents may still be ending their ranks of the round before.
+        ending = 0.0
+        if restarts.round:
+            ending = options.grace
+        reported: dict[str, Any] = {
+            "framework": options.framework,
+            "problem": problem,
+            "ranks": self.ranks,
+            "round": restarts.round,
+            "max_restarts": options.restarts.most,
+            "earlier": restarts.earlier,
+            "ending": ending,
+        }
+        with (
+            report.despite_signals(),
+            join_here(
+                self.placement,
+                os.environ,
+                options.join_timeout + ending,
+                failed=report.failed,
+                wanted=self._refuse_if_left,
+                **reported,
+            ) as job,
+            report.until_watched(job),
+            with_too_few_files(),
+            WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
+        ):
+            assert job.joined is not None
+            environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
+            job.joined.close_listener()
+            files = job.joined.open_files
+            if options.exec:
+                watch.leave_job()
+                become(self.launch.words(environs[0]), environs[0], open_files=files)
+            if not self.settings.detects:
+                report.failed(job, None)
+            if options.framework == "tensorflow":
+                watch.only_serves_rank_0 = has_servers(environs[0])
+            code = supervisor.run(
+                self._commands(watch, environs, logs),
+                grace=options.grace,
+                open_files=files,
+                watch=watch,
+            )
+            cause = watch.next_round
+        if cause is not None:
+            restarts.ended(cause, watch.agents())
+        return code
+
+    def _refuse_if_left(self) -> None:
+        """Do not wait for other ranks once the launcher has ended."""
+        if self.launcher is not None:
+            self.launcher.refuse_if_gone()
+
+    def _commands(
+        self, watch: WrapperAgent, environs: Sequence[Mapping[str, str]], logs: Logs | None
+    ) -> list[supervisor.Command]:
+        commands = []
+        for rank, environ in zip(watch.ranks, environs, strict=True):
+            if self.ranks:
+                logs = self.launch.logs(rank, f"rank {rank}", self.restarts.round)
+            environ_of_rank = watch.environ(rank, environ)
+            command = supervisor.Command(
+                self.launch.words(environ_of_rank),
+                environ_of_rank,
+                rank,
+                watch.files[rank],
+                logs,
+            )
+            commands.append(command)
+        return commands
+
+    def _environ_of(self, job: Session, watch: WrapperAgent, rank: int) -> dict[str, str]:
+        from ..host import network  # here, so that a process that is alone does not pay for it
+
+        session = job
+        base = dict(os.environ)
+        if self.ranks:
+            session, base = _session_and_environ_for_rank(job, rank)
+        placement = session.placement
+        session.link = watch.link(placement.rank)
+        is_torchruns = placement.launcher == "torchrun"
+        counts = self.restarts.variables(base)
+        others = frameworks.exports(self.launch.options.framework, session, base)
+        if not is_torchruns:  # else one of them would show that torchrun has started the script
+            others |= counts
+        exports = self.launch.exports(placement, base, others=others, met=True) | counts
+        if is_torchruns and self.launch.options.restarts.most:
+            # The store of torchrun's agent has the keys of the first round: the script needs a new
+            # one.
+            assert session.store_address is not None
+            exports["TORCHELASTIC_USE_AGENT_STORE"] = None
+            exports["MASTER_PORT"] = str(session.store_address[1])
+        exports |= network.variables(session.interface, base)
+        return export.merged(exports, base)
+
+
+def _session_and_environ_for_rank(job: Session, rank: int) -> tuple[Session, dict[str, str]]:
+    """The session of a rank of this node, after the nodes have met, and the environment for it."""
+    assert job.membership is not None
+    numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
+    environ = export.base_environ(os.environ)
+    for name, field in zip(RANK, NUMBERS, strict=True):
+        environ[name] = str(numbers[field])
+    address = {
+        "MASTER_ADDR": str(job.placement.master_addr),
+        "MASTER_PORT": str(job.placement.master_port),
+    }
+    placement = detect({**environ, **address}, launcher="distboot")
+    return job.of_rank(placement), environ

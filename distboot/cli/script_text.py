@@ -1,0 +1,138 @@
+"""What the text of an unmodified script shows before it starts: its options and its framework."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..base.errors import DistbootError
+from ..detection.launchers.records import MPI_LAUNCHERS
+from ..detection.launchers.tf_config import has_servers
+from ..detection.placement import Placement
+from .target import Target
+
+# Options of the wrapper that no script has for itself; many scripts have --report or --log-dir.
+_WRAPPERS_ALONE = (
+    "--nproc-per-node",
+    "--max-restarts",
+    "--restart-delay",
+    "--restart-window",
+    "--join-timeout",
+    "--pass-local-rank",
+    "--log-prefix",
+    "--log-format",
+)
+_LOCAL_RANK_OPTION = re.compile(r"""["'](--local[-_]rank)["']""")
+
+
+class Framework(NamedTuple):
+    """A framework with variables of its own, which the wrapper sets only with `--framework`."""
+
+    starts: re.Pattern[str]  # in a script that starts it
+    launchers: tuple[str, ...]  # whose variables it reads itself
+    variable: str  # any other environment with it tells the framework its rank
+
+
+_FRAMEWORKS = {
+    "horovod": Framework(
+        re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
+        (*MPI_LAUNCHERS, "horovodrun"),
+        "HOROVOD_RANK",
+    ),
+    "tensorflow": Framework(
+        re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
+        (),
+        "TF_CONFIG",
+    ),
+    "jax": Framework(
+        re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
+        ("slurm", *MPI_LAUNCHERS),
+        "JAX_COORDINATOR_ADDRESS",
+    ),
+}
+_IMPORTS_DISTBOOT = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
+
+
+def misplaced_options(target: Target) -> list[str]:
+    """Options of the wrapper among the script's arguments, which the script does not mention."""
+    if target.is_command:
+        return []
+    text = target.text
+    found = []
+    text = text.replace("_", "-")  # of a name, `args.max_restarts`
+    arguments = target.words[target.start :]
+    for word in itertools.takewhile(lambda word: word != "--", arguments):
+        given = word.partition("=")[0]
+        option = given.replace("_", "-")
+        if option in _WRAPPERS_ALONE and option.removeprefix("--") not in text:
+            found.append(given)
+    return found
+
+
+def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
+    """Fit the options of DeepSpeed and TensorFlow to the text of the script."""
+    if options.framework == "deepspeed" and options.pass_local_rank is None:
+        # A script for DeepSpeed takes the local rank with an option, whose default may be 0, and
+        # deepspeed.initialize compares it with LOCAL_RANK (0.19, _do_args_sanity_check). A script
+        # without the name in it may not know the option, and would end with a usage error.
+        found = _LOCAL_RANK_OPTION.search(target.text)
+        if found is not None:
+            options.pass_local_rank = found[1]
+    if options.framework == "tensorflow" and has_servers(environ):
+        _refuse_workers_only(target.text)
+
+
+def _refuse_workers_only(text: str) -> None:
+    """In a job with parameter servers, TensorFlow does not run a script that uses only workers."""
+    if "ParameterServerStrategy" in text or "MultiWorkerMirroredStrategy(" not in text:
+        return
+    raise DistbootError(
+        "usage",
+        "TF_CONFIG has parameter servers, "
+        "but the script's MultiWorkerMirroredStrategy does not use them",
+        "start the job without them (on Azure ML parameter_server_count: 0), "
+        "or use ParameterServerStrategy",
+    )
+
+
+def missing_framework_option(
+    target: Target,
+    framework: str,
+    placement: Placement,
+    environ: Mapping[str, str],
+    per_node: str | None = None,
+) -> str | None:
+    """A warning if a script starts a framework whose variables only `--framework` sets, or None.
+
+    Without these variables each process is a world of its own, and trains a model of its own.
+    """
+    text = target.text
+    if framework != "torch" or _IMPORTS_DISTBOOT.search(text):
+        return None
+    name = _framework_without_variables(text, placement, environ)
+    if name is None:
+        return None
+    command = target.script
+    if target.is_command:
+        command = f"-- python {command}"
+    if per_node:
+        command = f"--nproc-per-node {per_node} {command}"
+    return (
+        f"warning: {target.script} starts {name}, which reads variables of its own, and without "
+        "them each rank trains separately: "
+        f"python -m distboot run --framework {name} {command}"
+    )
+
+
+def _framework_without_variables(
+    text: str, placement: Placement, environ: Mapping[str, str]
+) -> str | None:
+    for name, framework in _FRAMEWORKS.items():
+        if placement.launcher in framework.launchers or framework.variable in environ:
+            continue
+        if framework.starts.search(text):
+            return name
+    return None

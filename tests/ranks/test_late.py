@@ -1,0 +1,460 @@
+"""Ranks for which others wait at a collective operation are named, with where they are; and nobody else is."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import pytest
+from conftest import Run
+from launched import in_both_ways
+from supervised import Job, Start, raised, until
+
+from distboot.base.settings import SupervisionSettings
+from distboot.host import free_port
+from distboot.job.exit_status import ExitStatus
+from distboot.job.late import (
+    Late,
+    LateWatch,
+    find_late,
+    may_be_late,
+    text_of,
+)
+from distboot.job.messages import Locate, Position, Stalled
+from distboot.job.root_cause import RankState, RootCause
+from distboot.job.stacks import Stacks, frame
+from distboot.rendezvous.events import EventLog
+from distboot.script.progress import Movement
+from distboot.tools import stacks
+
+AFTER = 60.0
+LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
+_C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+REDUCES = Stacks(
+    (
+        frame("all_reduce", _C10D, 3252),
+        frame("wrapper", _C10D, 83),
+        frame("train", "/job/train.py", 84),
+    )
+)
+SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
+COMPUTES = Stacks((frame("step", "/job/train.py", 9),))
+MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for rank in range(4)}
+
+
+def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0") -> Position:
+    return Position(1, since, {group: count} if count else {}, 0, 0, stacks)
+
+
+# What is said of each, if it is not said as of another one.
+CASES: list[tuple[list[Position], Late | None, str]] = [
+    ([at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)], Late([3], [0, 1, 2], "0"),
+     ("waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
+     "(train.py:84), collective operation 1,968, rank 3 has begun 1,967")),
+    ([at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))], Late([1, 3], [0, 2], "0"),
+     ("waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a signal; "
+     "rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have begun 8")),
+    # It is late for its own group, and the other group waits for nobody.
+    ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
+     Late([1], [0], "1"), ""),
+    # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
+    ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
+      replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")], Late([3], [2], "d"), ""),
+    # Two wait for each other, each in another group.
+    ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
+     Late([], [0, 1]), ""),
+    # Just now; and all at the same collective operation, at which nobody waits, or all.
+    ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None, ""),
+    ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None, ""),
+    ([at(8, REDUCES)] * 4, Late([], [0, 1, 2, 3]),
+     ("waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); the network between them, or a "
+     "device, may not answer")),
+    # Another one, of the same number.
+    ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]),
+     ("waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
+     "(train.py:84)")),
+    # Another one, which another rank has left already.
+    ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
+    ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0"), ""),
+    # None waits for another, and none does anything.
+    ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], []),
+     "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)"),
+    ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None, ""),
+    # Nothing is counted: only the stacks say it, and a rank without one says nothing.
+    ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3]), ""),
+    ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None, ""),
+    ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "late", "said"), CASES)
+def test_ranks_that_do_not_come_are_late(
+    positions: list[Position], late: Late | None, said: str
+) -> None:
+    found = dict(enumerate(positions))
+    assert find_late(found, {}, AFTER) == late
+    assert late is None or said in ("", text_of(late, found, MEMBERS, "waiting for {}", 60))
+
+
+def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
+    spins = {0: at(0, REDUCES, 0.0), 1: at(0, LOADS)}
+    assert find_late(spins, {}, AFTER) is None
+    assert find_late(spins, spins, AFTER) == Late([1], [0])
+    assert find_late(spins, {**spins, 0: at(0, SENDS)}, AFTER) is None
+    has_left_a_barrier = replace(spins[0], keys=2)
+    assert find_late({**spins, 0: has_left_a_barrier}, spins, AFTER) is None
+
+
+def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places() -> None:
+    idle = {0: replace(at(0, LOADS), idle=AFTER), 1: replace(at(0, COMPUTES), idle=AFTER)}
+    assert find_late(idle, {}, AFTER) is None
+    late = find_late(idle, idle, AFTER)
+    assert late == Late([0, 1], [])
+    assert text_of(late, idle, MEMBERS, "", 60) == (
+        "no rank has moved for 60 s, to judge by the stacks: rank 0 is in load_batch (data.py:41), "
+        "rank 1 is in step (train.py:9)"
+    )
+    assert find_late({**idle, 1: at(0, COMPUTES)}, idle, AFTER) is None
+    assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
+
+
+def test_stacks_are_read_only_where_they_may_tell_something() -> None:
+    assert all(
+        may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None))
+    )
+    assert may_be_late({0: at(0, None, 0.0), 1: at(0, None)}, AFTER), "nothing is counted"
+    assert not may_be_late({0: at(8, None), 1: at(8, None, 1.0)}, AFTER), "it moves"
+
+
+def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
+    movement = Movement(os.getpid(), 10.0, now=0.0)
+    movement.take("0 5\n1 7", now=5.0)
+    assert movement.counts == {"0": 5, "1": 7}
+    assert not movement.stalled((0, 0), now=14.0)
+    assert movement.stalled((0, 0), now=15.0)
+    assert [movement.stalled((0, 0), now=float(now)) for now in (24, 25, 44, 45)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not movement.stalled((0, 1), now=46.0), "it has begun a step"
+    assert movement.since == 46.0
+    movement.take("garbage", now=50.0)
+    assert movement.since == 46.0
+    movement.take("\n".join(f"{'n' * 999}{number} {10**40}" for number in range(99)), now=51.0)
+    assert len(movement.counts) == 1
+    assert max(movement.counts.values()) < 1 << 64, "else rank 0 would not take it"
+    idle = Movement(os.getppid(), 10.0, now=0.0)
+    idle.stalled((0, 0), now=1.0)
+    assert idle.stalled((0, 0), now=1000.0), "the process that started this one only waits"
+    busy = Movement(os.getpid(), 0.5, now=time.monotonic())
+    for _ in range(3):
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        assert not busy.stalled((0, 0), now=time.monotonic())
+    assert not Movement(os.getppid(), 0.0, now=0.0).stalled((0, 0), now=1e9), "0 is never"
+
+
+class Job0:
+    """Stands in for rank 0's side of failure detection, with ranks that are where a test says."""
+
+    def __init__(self, positions: list[Position]) -> None:
+        self.members = {
+            rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))
+        }
+        self.settings = SupervisionSettings(30.0, late_after=AFTER)
+        self.log = EventLog()
+        self.root_cause: RootCause | None = None
+        self.said: list[str] = []
+        self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
+        self.blamed: list[RootCause] = []
+        self.watch = LateWatch(self)
+        self.positions, self.silent = positions, set[int]()
+
+    def stall(self, *looks: float) -> None:
+        """Rank 0 says that it has stalled; the times are those at which the loop turns from then on."""
+        self.watch.take(0, Stalled(), 98.0)
+        for now in looks:
+            self.watch.turn(now)
+
+    def delay(self, _rank: int) -> float:
+        return 3.0
+
+    def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
+        self.blamed.append(cause)
+
+    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None:
+        for rank in set(ranks) - self.silent:
+            stacks = self.positions[rank].stacks if question.stacks else None
+            answer = replace(self.positions[rank], number=question.number, stacks=stacks)
+            self.watch.take(rank, answer, 100.0)
+
+
+def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
+    job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
+    job.silent = {1}
+    job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
+    (said,) = job.said
+    assert "waiting for rank 1 (node-0) for " in said
+    assert (
+        ": it is at an unknown place (its agent did not answer); ranks 0, 2 wait in all_reduce"
+        in said
+    )
+
+
+def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
+    job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
+    job.members[1].end = ExitStatus(code=0)
+    job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
+    assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
+    job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
+    assert job.said[1] == "the ranks continue"
+    job.watch.turn(500.0)
+    assert len(job.said) == 2
+
+
+def test_rank_that_has_ended_since_is_late_no_more() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.stall(98.0, 98.0, 98.0)
+    assert job.watch.late == Late([1], [0, 2], "0")
+    job.members[1].end = ExitStatus(code=0)
+    job.watch.leave(1)
+    for now in (500.0, 500.0):
+        job.watch.turn(now)
+    assert job.watch.late == Late([], [0, 2])
+
+
+def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.stall(98.0, 98.0, 98.0)
+    job.silent = {1}
+    shown: list[Sequence[str]] = []
+    job.watch.show(shown.append, 98.5)
+    job.watch.turn(99.5)
+    assert "waiting for rank 1 (node-0) for " in job.said[0]
+    job.watch.turn(107.0)
+    assert len(shown) == 1
+
+
+def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.stall(98.0, 98.0)
+    job.positions = [at(9, LOADS, 0.0)] * 3
+    job.watch.turn(98.0)
+    job.watch.turn(99.5)
+    assert job.said == []
+    assert job.watch.due > 500.0
+
+
+TIMED_OUT = raised(
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv"
+)
+HTTP = raised(
+    "requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)"
+)
+ABORT = ExitStatus(signal=signal.SIGABRT)
+
+
+@pytest.mark.parametrize(
+    ("end", "since", "is_told_before", "blamed"),
+    [
+        (TIMED_OUT, 30.0, False, [1]),
+        (TIMED_OUT, 90.0, True, [1]),
+        (TIMED_OUT, 1.0, False, None),  # the others have not said since how far they are
+        (HTTP, 30.0, False, None),
+        (ABORT, 30.0, False, None),
+        (ABORT, 90.0, True, [1]),
+    ],
+)
+def test_first_failure_is_the_rank_that_did_not_come(
+    end: ExitStatus, since: float, is_told_before: bool, blamed: list[int] | None
+) -> None:
+    job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
+    if is_told_before:
+        job.stall(98.0, 98.5, 99.0, 100.0, 101.0)
+        assert "waiting for rank 1 " in job.said[0]
+    job.watch.fails(end, 102.0)
+    job.watch.turn(102.0)
+    job.watch.turn(102.0)
+    assert job.watch.explains(0, end, 102.0) == (blamed is not None)
+    assert [list(cause.ranks) for cause in job.blamed] == ([blamed] if blamed else [])
+
+
+# Rank 1 does something else from its sixth step on, until the file is there.
+TRAIN = """
+import torch, torch.distributed as dist
+is_ours = not dist.is_initialized()
+if is_ours:
+    dist.init_process_group("gloo")
+def load_batch(step):
+    if step == 5 and rank == 1:
+        ready()
+        {does}
+def train(step):
+    load_batch(step)
+    dist.all_reduce(torch.ones(1))
+for step in range(10):
+    train(step)
+    if step == 3:
+        rank == 1 or ready()
+"""
+# Gloo aborts a rank that is still busy with its group when another one has gone, and torch some when Python ends.
+TOGETHER = "if is_ours:\n    dist.barrier()\n    dist.destroy_process_group()\n    os._exit(0)\n"
+LATE = {"DISTBOOT_LATE_AFTER": "2"}
+
+
+LOAD = "def load():\n    ready()\n    until('end')\nload()"
+
+
+def notices(job: Job) -> str:
+    return "\n".join(re.findall(r"^distboot: .*|^  \| .*", job.output(0), re.MULTILINE))
+
+
+@in_both_ways
+def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
+    job = start(
+        TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE
+    )
+    until(
+        lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0)
+    )
+    assert job.finish() == [0, 0, 0]
+    said = notices(job)
+    assert re.search(
+        r"waiting for rank 1 \(\S+\) for \d+ s: it is in until \(train.py:\d+\); ranks 0, 2 wait in all_reduce "
+        r"\(train.py:\d+\), collective operation \d+, rank 1 has begun \d+\n"
+        r"  \| rank 1: until \(train.py:\d+\) < load_batch \(train.py:\d+\) < train \(train.py:\d+\) < <module> .*\n"
+        r"  \| ranks 0, 2: all_reduce < train \(train.py:\d+\) < <module> \(train.py:\d+\)\n",
+        said,
+    ), said
+    assert "rank 1 continues" in said
+    events = [one for one in job.report()["events"] if one["event"].startswith("late")]
+    assert events[0]["details"]["ranks"] == [1]
+    assert events[-1]["event"] == "late_over"
+
+
+def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
+    script = "import datetime\n" + TRAIN.replace(
+        '"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)'
+    )
+    job = start(
+        script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2"
+    )
+    assert job.codes() == [1, 1, 1]
+    for rank in range(3):
+        said = job.output(rank)
+        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", said), said
+    said = r"; then rank [02] failed: Timed out waiting 9000 ms \(timeout= of init\)$"
+    assert re.search(said, job.output(0), re.MULTILINE), job.output(0)
+    assert "agent/" not in job.output(0)
+    assert "sidecar_start.py" not in job.output(0)
+
+
+def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
+    hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
+    job = start(TRAIN.format(does="until('never')"), ranks=3, framework="torch", **hangs)
+    assert job.codes() == [143, 143, 143]
+    assert "held up the job for " in job.first(2)
+    (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
+    assert (cause["kind"], cause["ranks"]) == ("late", [1])
+
+
+@pytest.mark.parametrize(
+    ("does", "after", "named"),
+    [("pass", "2", False), ("time.sleep(0.1)", "2", True), ("time.sleep(0.1)", "0", False)],
+)
+def test_ranks_outside_of_collectives_are_named_if_none_works(
+    start: Start, does: str, after: str, named: bool
+) -> None:
+    evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
+    script = TRAIN.format(does="pass") + evaluates + TOGETHER
+    job = start(script, ranks=2, framework="torch", DISTBOOT_LATE_AFTER=after)
+    assert job.finish() == [0, 0], job.output(0)
+    assert "waiting for " not in notices(job), notices(job)
+    assert named == bool(
+        re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job))
+    )
+    assert named == ("ranks 0-1 continue" in notices(job)), notices(job)
+
+
+@in_both_ways
+@pytest.mark.parametrize("waits", ["ctx.barrier()", "with ctx.main_first(): pass"])
+def test_ranks_that_only_meet_at_keys_move(start: Start, init: bool, waits: str) -> None:
+    script = (
+        "import time, distboot\nctx = distboot.init('none', join_timeout=60)\n"
+        f"for _ in range(16):\n    time.sleep(0.5)\n    {waits}\nctx.barrier()\n"
+    )
+    job = start(script, ranks=2, init=init, DISTBOOT_LATE_AFTER="2")
+    assert job.codes() == [0, 0], job.output(0)
+    assert "no rank has moved" not in job.output(0)
+    assert "waiting for" not in job.output(0)
+
+
+@in_both_ways
+def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, init: bool) -> None:
+    # Each rank has an agent of its own: whichever is asked, rank 0's asks all.
+    job = start(LOAD, ranks=3, init=init)
+    pids = job.all_ready()
+    for pid in (pids[2], pids[0]):
+        shown = distboot("stacks", "--pid", str(pid)).stdout
+        assert re.fullmatch(
+            r"ranks 0-2: until \(\S+:\d+\) < load \(\S+\) < <module> \(\S+\)\n", shown
+        ), shown
+    os.kill(pids[1], signal.SIGSTOP)
+    shown = distboot("stacks", "--pid", str(pids[2])).stdout
+    assert re.match(r"rank 1: (until .*, )?stopped by a signal.*\nranks 0, 2: until ", shown), shown
+    os.kill(pids[1], signal.SIGCONT)
+    assert job.finish() == [0, 0, 0]
+    refused = distboot("stacks", "--pid", str(pids[2]))
+    assert refused.returncode == 2
+    assert "no agent " in refused.stderr
+
+
+def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: Start) -> None:
+    job = start(LOAD, ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
+    job.all_ready()
+    os.kill(job.processes[1].pid, signal.SIGQUIT)
+    where = r"rank 1 on \S+: where all ranks are:\n  \| ranks 0-1: until \(\S+\) < load \(\S+\) < <module> \(\S+\)\n"
+    until(lambda: re.search(where, job.output(1)))
+    assert job.finish() == [0, 0]
+
+
+def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
+    start: Start, distboot: Run
+) -> None:
+    job = f"job/{os.getpid()}"  # other tests have jobs, too
+    for step in ("0", "1"):
+        one = start("Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step), ranks=2,
+                    AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
+        until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
+    several = distboot("stacks", "--job", job)
+    wanted = (
+        r"2 jobs run on this host:\n"
+        r"distboot:   --job (\S+\.0-[0-9a-f]{8}): \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
+        r"distboot:   --job \S+\.1-\w+: \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
+        r"distboot: hint: give one, for example --job "
+    )
+    listed = re.search(wanted, several.stderr)
+    assert listed, several.stderr
+    assert several.returncode == 2
+    for name in (f"{job}.1", listed[1]):
+        assert re.match("ranks 0-1: until", distboot("stacks", "--job", name).stdout)
+    assert "no agent of a job runs on this host" in distboot("stacks", "--job", job[:-1]).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_stacks_are_not_for_another_user(start: Start) -> None:
+    job = start(ranks=2)
+    pid = job.all_ready()[0]
+    asked = [name for names in stacks.agents_here("").values() for name in names]
+    (own,) = [name for name in asked if stacks.ask(name, pid) is not None]
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        os._exit(0 if stacks.ask(own, pid) is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert job.finish() == [0, 0]

@@ -1,0 +1,209 @@
+"""`ctx.preempted` turns true at the same read on all ranks, whichever of them is asked to stop, and how."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from ranks import RunRanks
+from supervised import Job, Start, until
+
+import distboot
+from distboot.base.settings import supervision_settings
+
+# Each rank says that it trains once it has come to its fifth step, and at which read it was told to stop.
+TRAIN = """
+step = 0
+while True:
+    step += 1
+    if ctx.preempted:
+        break
+    ctx.barrier()
+    if step == 5:
+        ready()
+    if step > 5 and step == int(os.environ.get("STOP_ITSELF", "0")) and rank == 2:
+        ctx.request_stop()
+    time.sleep(float(os.environ.get("STEP", "0.01")) * (1 + rank))
+ctx.barrier()  # the checkpoint's: that of a rank that left its loop a step early would meet the training's
+Path(f"stopped-{rank}").write_text(str(step))
+"""
+READS = """
+while not ctx.preempted:
+    ready()
+    time.sleep(0.02)
+Path(f"stopped-{rank}").touch()
+"""
+BELOW = "import distboot\nctx = distboot.init('none', join_timeout=60)\n"
+
+
+def stopped_at(job: Job) -> list[int]:
+    """The read at which each rank was told to stop, once all have ended well."""
+    assert job.codes() == [0] * job.ranks, "\n".join(map(job.output, range(job.ranks)))
+    return [int((job.folder / f"stopped-{rank}").read_text()) for rank in range(job.ranks)]
+
+
+@pytest.mark.parametrize(
+    ("init", "asked", "env", "said"),
+    [
+        (True, [0], {}, "rank 0 was asked to stop (SIGTERM)"),
+        (True, [3], {}, "rank 3 was asked to stop (SIGTERM)"),
+        (False, [1, 2], {}, "was asked to stop (SIGTERM)"),
+        (False, [0, 1, 2, 3], {}, "was asked to stop (SIGTERM)"),
+        # As `sbatch --signal=USR1@120` does to every process of the job.
+        (True, [0, 1, 2, 3], {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}, "was asked to stop (SIGUSR1)"),
+        (False, [], {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
+        (True, [3], {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
+    ],
+    ids=["rank-0", "rank-3", "two", "all", "USR1", "request_stop", "no-failure-detection"],
+)
+def test_all_ranks_stop_at_the_same_read(
+    start: Start, init: bool, asked: list[int], env: dict[str, str], said: str
+) -> None:
+    job = start(("" if init else BELOW) + TRAIN, ranks=4, init=init, **env)
+    job.all_ready()
+    for rank in asked:
+        job.send(rank, signal.Signals[env.get("DISTBOOT_STOP_SIGNALS", "SIGTERM")])
+    (read,) = set(stopped_at(job))
+    assert f"{said}: all ranks stop at read {read} of ctx.preempted\n" in job.output(0)
+    if "DISTBOOT_FAILURE_DETECTION" not in env:
+        events = [event["event"] for event in job.report()["events"]]
+        assert events.index("stop_requested") < events.index("stop_agreed")
+
+
+def test_job_stops_before_its_end(start_init: Start) -> None:
+    end = {"DISTBOOT_STOP_BEFORE_END": "30", "SLURM_JOB_END_TIME": str(round(time.time()) + 36)}
+    (read,) = set(stopped_at(start_init(TRAIN, ranks=3, STEP="0.1", **end)))
+    assert read > 1
+
+
+def test_ranks_that_do_not_read_hold_up_none(start_init: Start) -> None:
+    script = """
+if rank in (1, 2):
+    ready()
+    rank == 1 or until("stopped-0")
+    sys.exit()
+"""
+    job = start_init(script + READS, ranks=4, DISTBOOT_STOP_SIGNALS="USR1")
+    job.all_ready()
+    job.processes[1].wait(20)
+    job.send(3, signal.SIGUSR1)
+    assert job.codes() == [0, 0, 0, 0], job.output(0)
+
+
+@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+@pytest.mark.parametrize("asks", ["signal", "request_stop"])
+def test_next_context_is_told_of_a_signal_as_well(start: Start, init: bool, asks: str) -> None:
+    script = """
+while not ctx.preempted:
+    ready()
+    if os.environ["ASKS"] == "request_stop" and rank == 1:
+        ctx.request_stop()
+    time.sleep(0.02)
+ctx.close()
+ctx = distboot.init("none", join_timeout=60)
+step = 0
+while step < 200:
+    step += 1
+    if ctx.preempted:
+        break
+    ctx.barrier()
+Path(f"stopped-{rank}").write_text(str(step))
+"""
+    job = start(
+        ("" if init else BELOW) + script,
+        ranks=2,
+        init=init,
+        DISTBOOT_STOP_SIGNALS="USR1",
+        ASKS=asks,
+    )
+    job.all_ready()
+    if asks == "signal":
+        job.send(1, signal.SIGUSR1)
+    (read,) = set(stopped_at(job))
+    assert read == 200 if asks == "request_stop" else read < 200
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGUSR2)",
+        "ctx.request_stop()",
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(
+    run_ranks: RunRanks, ask: str, ranks: int
+) -> None:
+    script = """
+import os, signal, time, distboot
+ctx = distboot.init("none")
+assert not ctx.preempted
+pid = os.fork()
+if not pid:
+    ctx.request_stop()  # of a fork, which is not the rank
+    os._exit(ctx.preempted)
+assert os.waitpid(pid, 0)[1] == 0
+assert not ctx.preempted
+ctx.barrier()
+%s
+assert ctx.preempted and ctx.preempted
+ctx.close()
+assert ctx.preempted
+"""
+    for rank in run_ranks(
+        script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"
+    ):
+        assert rank.code == 0, rank.err
+
+
+def test_agent_that_is_frozen_is_left_behind_and_named(start_init: Start) -> None:
+    job = start_init(READS, ranks=3, DISTBOOT_GRACE="3", DISTBOOT_STOP_SIGNALS="USR1")
+    job.all_ready()
+    frozen = sidecar_of(job, 2)
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        job.send(1, signal.SIGUSR1)
+        until(lambda: (job.folder / "stopped-0").exists() and (job.folder / "stopped-1").exists())
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    assert job.codes() == [0, 0, 0]
+    assert "without rank 2, which did not say how far it is" in job.output(0)
+
+
+def sidecar_of(job: Job, rank: int) -> int:
+    """The agent of a rank, which has the environment of its script."""
+    own = {f"{name}={job.environs[rank][name]}".encode() for name in ("RANK", "MASTER_PORT")}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_sidecar = b"distboot.agent.sidecar" in (process / "cmdline").read_bytes()
+            if is_sidecar and own <= set((process / "environ").read_bytes().split(b"\0")):
+                return int(process.name)
+    raise AssertionError(f"rank {rank} has no agent")
+
+
+@pytest.mark.parametrize(
+    ("env", "what", "hint"),
+    [
+        ({"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
+         "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
+         "use some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
+        ({"DISTBOOT_STOP_BEFORE_END": "60"},
+         "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
+         "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"),
+        ({"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
+         "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970", "date +%s prints the time now"),
+        ({"DISTBOOT_STOP_BEFORE_END": "-1"},
+         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "use a number of seconds above 0, at most 86400"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
+    with pytest.raises(distboot.DistbootError) as caught:
+        supervision_settings(env)
+    assert (caught.value.code, caught.value.message, caught.value.hint) == (
+        "broken-environment",
+        what,
+        hint,
+    )

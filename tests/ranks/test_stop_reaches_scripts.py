@@ -1,0 +1,354 @@
+"""A stop reaches a script in whatever thread it reads `ctx.preempted`, and before its first read."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launched import needs_torch
+from ranks import Ranks
+from supervised import Start, until
+
+from distboot.agent.stop_pages import StopPages
+from distboot.base.procfs import ends_at
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents share pages on Linux only")
+
+WRAPPER = ("-m", "distboot")
+BOTH = pytest.mark.parametrize("before", [(), WRAPPER], ids=["init", "wrapper"])
+# Rank 1 is asked at its tenth step; `TARGET` is the process that gets the signal.
+IN_A_THREAD = """
+import signal, threading
+def train():
+    ctx = distboot.init("none", join_timeout=60)
+    step = 0
+    while not ctx.preempted:
+        step += 1
+        assert step < 1000
+        if step == 10 and ctx.rank == 1:
+            target = os.getppid() if os.environ["TARGET"] == "wrapper" else os.getpid()
+            os.kill(target, getattr(signal, os.environ["NUMBER"]))
+        ctx.barrier()
+        time.sleep(0.01)
+    ctx.barrier()
+    touch(f"{ctx.rank}-stopped-{step}")
+    ctx.close()
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize(
+    ("before", "target"),
+    [((), "script"), (WRAPPER, "script"), (WRAPPER, "wrapper")],
+    ids=["init", "below-the-wrapper", "wrapper"],
+)
+def test_init_in_a_thread_stops_with_all(
+    ranks: Ranks, tmp_path: Path, before: tuple[str, ...], target: str, number: str
+) -> None:
+    env = {"TARGET": target, "NUMBER": number, "DISTBOOT_STOP_SIGNALS": "USR1"}
+    ended = ranks(IN_A_THREAD, 2, *before, **env)
+    assert [code for _, code in ended] == [0, 0], ended
+    stopped = sorted(path.name.partition("-stopped-") for path in tmp_path.glob("*-stopped-*"))
+    assert [rank for rank, _, _ in stopped] == ["0", "1"]
+    assert len({step for _, _, step in stopped}) == 1
+
+
+FIRST_STEP = """
+import signal
+ctx = distboot.init("none", join_timeout=60)
+def ask():
+    if str(ctx.rank) in os.environ["ASKED"]:
+        os.kill(os.getppid() if os.environ["TARGET"] == "wrapper" else os.getpid(), signal.SIGTERM)
+if ctx.rank == 1:
+    until("read")
+    ask()
+    time.sleep(0.8)  # its first step, which lasts until after the agreement
+step = 0
+while not ctx.preempted:
+    step += 1
+    if step == 1 and ctx.rank == 0:
+        touch("read")
+        ask()
+    assert step < 1000
+    ctx.barrier()
+say("stopped after", step)
+"""
+
+
+@pytest.mark.parametrize("asked", ["0", "1", "01"])
+@BOTH
+def test_stop_in_the_first_step_is_agreed(
+    ranks: Ranks, before: tuple[str, ...], asked: str
+) -> None:
+    target = "wrapper" if before else "script"
+    ended = ranks(FIRST_STEP, 2, *before, ASKED=asked, TARGET=target)
+    assert [code for _, code in ended] == [0, 0], ended
+    assert all("stopped after 1\n" in output for output, _ in ended), ended
+
+
+HANDLED = """
+import signal
+ctx = distboot.init("none", join_timeout=60)
+ctx.preempted
+signal.signal(signal.SIGTERM, lambda *_: touch(f"handled-{ctx.rank}"))
+touch(f"up-{ctx.rank}")
+until("up-0", "up-1")
+if ctx.is_main:
+    os.kill(os.getppid(), signal.SIGTERM)
+"""
+
+
+def test_wrapper_holds_back_term_from_who_reads(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+while not ctx.preempted:
+    time.sleep(0.01)
+time.sleep(0.5)  # the checkpoint
+"""
+    ended = ranks(HANDLED + script, 2, *WRAPPER)
+    assert [code for _, code in ended] == [0, 0], ended
+    assert not list(tmp_path.glob("handled-*"))
+
+
+def test_term_comes_after_the_grace_and_then_kill(ranks: Ranks, tmp_path: Path) -> None:
+    ended = ranks(HANDLED + "time.sleep(50)\n", 2, *WRAPPER, DISTBOOT_GRACE="1")
+    assert [code for _, code in ended] == [143, 143], ended
+    assert len(list(tmp_path.glob("handled-*"))) == 2
+    assert "within the grace after TERM (DISTBOOT_GRACE): killed" in ended[0][0]
+
+
+@BOTH
+def test_term_ends_a_script_that_never_reads(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
+import signal
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.is_main:
+    os.kill(os.getppid() if os.environ["TARGET"] == "wrapper" else os.getpid(), signal.SIGTERM)
+time.sleep(50)
+"""
+    target = "wrapper" if before else "script"
+    ended = ranks(script, 2, *before, TARGET=target, DISTBOOT_GRACE="40")
+    assert [code for _, code in ended] == [-15, -15] or [code for _, code in ended] == [143, 143]
+    assert "killed" not in ended[0][0], ended
+
+
+FAILED_WHILE = """
+import ctypes, signal, threading
+def lock_in_c(library):
+    lock = ctypes.create_string_buffer(128)
+    library.pthread_mutex_lock(lock)
+    library.pthread_mutex_lock(lock)  # as a signal does not interrupt it
+def lock():
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+def save():
+    while not ctx.preempted:
+        time.sleep(0.01)
+    time.sleep(5)
+    touch("saved")
+def handle():
+    def handler(*_):
+        time.sleep(5)
+        touch("saved")
+        sys.exit(7)
+    signal.signal(signal.SIGTERM, handler)
+    time.sleep(50)
+def work():
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        pass
+    save()
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 1:
+    time.sleep(0.3)  # until the other one is there
+    raise ValueError("boom")
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("lock_in_c(ctypes.CDLL(None))", 143),
+        ("lock_in_c(ctypes.PyDLL(None))", 137),  # no thread of Python runs
+        ("lock()", 143),
+        ("time.sleep(50)", 143),
+    ],
+)
+def test_failed_job_does_not_wait_for_who_waits(
+    ranks: Ranks, before: tuple[str, ...], does: str, code: int
+) -> None:
+    begun = time.monotonic()
+    first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="45")
+    assert time.monotonic() - begun < 35, first
+    assert second[1] == 1, second
+    assert first[1] == (1 if before else 128 - code), first
+    assert ("waits in a call that TERM does not end: killed" in first[0]) == (code == 137), first
+
+
+@BOTH
+@pytest.mark.parametrize("does", ["save()", "handle()", "work()"])
+def test_failed_job_waits_for_who_saves(
+    ranks: Ranks, before: tuple[str, ...], tmp_path: Path, does: str
+) -> None:
+    first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="15")
+    assert (tmp_path / "saved").exists(), first
+    assert [first[1], second[1]] == [1, 1], first
+
+
+def test_term_ends_a_script_that_has_closed_its_context(start: Start) -> None:
+    script = """
+import distboot
+ctx = distboot.init("none", join_timeout=60)
+ctx.preempted
+ctx.close()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+ready()
+time.sleep(50)
+"""
+    job = start(script, ranks=2, DISTBOOT_GRACE="40")
+    job.all_ready()
+    job.processes[1].send_signal(signal.SIGTERM)
+    assert job.codes(20) == [143, 143]
+
+
+@BOTH
+def test_next_context_in_a_thread_survives_term(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
+import signal, threading
+def train():
+    ctx = distboot.init("none", join_timeout=60)
+    assert not ctx.preempted
+    ctx.close()
+    ctx = distboot.init("none", join_timeout=60)
+    child = os.fork()
+    if not child:  # which is not the rank
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(50)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+    assert not ctx.preempted
+    ctx.barrier()
+    if ctx.is_main:
+        os.kill(os.getpid(), signal.SIGTERM)
+    while not ctx.preempted:
+        time.sleep(0.01)
+    say("stopped")
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+    ended = ranks(script, 2, *before)
+    assert [code for _, code in ended] == [0, 0], ended
+    assert all("stopped\n" in output for output, _ in ended), ended
+
+
+def test_two_threads_that_read_are_warned_of(ranks: Ranks) -> None:
+    script = """
+import threading
+ctx = distboot.init("none", join_timeout=60)
+for _ in range(3):
+    ctx.preempted
+    thread = threading.Thread(target=lambda: ctx.preempted)
+    thread.start()
+    thread.join()
+"""
+    ((output, code),) = ranks(script, 1)
+    said = "two threads read ctx.preempted: it turns true at the same read on all ranks"
+    assert (output.count(said), code) == (1, 0), output
+
+
+@BOTH
+def test_what_a_script_does_to_its_page_harms_no_other(
+    ranks: Ranks, before: tuple[str, ...]
+) -> None:
+    """It may write any number there, and cannot cut the page short, which would end its agent by SIGBUS."""
+    script = """
+ctx = distboot.init("none", join_timeout=60)
+if ctx.rank == 1:
+    maps = Path("/proc/self/map_files")
+    for name in os.listdir(maps):
+        if "memfd:distboot" in os.readlink(maps / name):
+            with open(maps / name, "r+b") as page:
+                try:
+                    page.truncate(0)
+                except OSError as error:
+                    say(error.strerror)
+    for value in (0, 1, 2**63, 2**64 - 1):
+        for index in range(512):
+            ctx._preemption._page[index] = value
+        time.sleep(0.3)
+    ctx._preemption._page[1] = 1
+ctx.barrier()
+if ctx.is_main:
+    ctx.request_stop()
+while not ctx.preempted:
+    time.sleep(0.01)
+say("stopped")
+"""
+    if os.geteuid():
+        script = script.replace("os.listdir(maps)", "[]")  # only root may open them
+    first, second = ranks(script, 2, *before, DISTBOOT_GRACE="6")
+    for output, code in (first, second):
+        assert ("stopped\n" in output, code) == (True, 0), output
+
+
+def test_agent_decides_from_the_page_who_needs_a_signal() -> None:
+    pages = StopPages(limit=60.0)
+    assert pages.is_read(0) is False
+    file = pages.new(0, stops=False)
+    assert file is not None
+    os.close(file)
+    assert pages.is_read(0) is None
+    pages.stop_at(1)  # no rank has read it
+    assert pages.is_read(0) is False
+    second = StopPages(limit=60.0)
+    file = second.new(0, stops=False)
+    assert file is not None
+    os.close(file)
+    second.stop_at(2)
+    assert second.is_read(0) is True
+    second.close(0)
+    assert second.is_read(0) is False
+
+
+def test_which_signals_end_a_process_is_known() -> None:
+    script = "import signal; signal.signal(10, print); signal.signal(1, signal.SIG_IGN); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        until(lambda: not ends_at(process.pid, signal.SIGHUP))
+        found = [ends_at(process.pid, number) for number in (10, 12, 1)]
+        process.kill()
+    assert found == [False, True, False]
+    assert not ends_at(process.pid, 12)  # it is gone
+
+
+@needs_torch
+@pytest.mark.parametrize("handled", ["", "--signals-to-handle=SIGTERM,SIGUSR1"])
+def test_signal_that_ends_torchrun_is_warned_of(
+    clean_env: dict[str, str], tmp_path: Path, handled: str
+) -> None:
+    (tmp_path / "train.py").write_text("import distboot\ndistboot.init('none')\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, *([handled] if handled else []), "train.py"],
+        env={**clean_env, "DISTBOOT_STOP_SIGNALS": "USR1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unrecognized arguments" in done.stderr:
+        pytest.skip("this torchrun has no --signals-to-handle")
+    said = "warning: DISTBOOT_STOP_SIGNALS: SIGUSR1 would end torchrun (process "
+    assert (done.stderr.count(said), done.returncode) == (0 if handled else 1, 0), done.stderr

@@ -1,0 +1,252 @@
+"""What the wrapper does besides starting a command: `--exec`, `--pass-local-rank`, and a warning of ranks apart."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
+from ranks import WRAPPER, RunRanks
+
+from distboot.cli.nested_launcher import nested_launcher
+from distboot.cli.target import Target
+
+SAY = """
+import json, os, sys
+state = {"arguments": sys.argv[1:], "rank": os.environ.get("RANK"), "pid": os.getpid()}
+sys.stdout.write(json.dumps(state) + "\\n")
+"""
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "say.py").write_text(SAY)
+    return "say.py"
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["--pass-local-rank", "say.py"], ["--local_rank=0", "--epochs", "3"]),
+        (["--pass-local-rank=--gpu", "say.py"], ["--gpu=0", "--epochs", "3"]),
+        (["--local-rank=0", "say.py"], ["--epochs", "3"]),  # which a launcher has put there
+        (["--local_rank=0", "--pass-local-rank", "say.py"], ["--local_rank=0", "--epochs", "3"]),
+        (
+            ["run", "--pass-local-rank", "--", sys.executable, "say.py"],
+            ["--epochs", "3", "--local_rank=0"],
+        ),
+    ],
+)
+def test_local_rank_as_an_argument(
+    distboot: Run, script: str, options: list[str], arguments: list[str]
+) -> None:
+    (line,) = json_lines(distboot(*options, "--epochs", "3", env=ALONE))
+    assert line["arguments"] == arguments, script
+
+
+def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = distboot("run", "--pass-local-rank", script, env={**job, "DISTBOOT_RENDEZVOUS": "0"})
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "error[rendezvous-needed]: rank 1 on " in done.stderr
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([], id="script", marks=pytest.mark.all),
+        pytest.param(["run"], id="run", marks=pytest.mark.all),
+        pytest.param(["run", "--", sys.executable], id="run --"),
+    ],
+)
+def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(
+    run: Run, script: str, command: list[str]
+) -> None:
+    # It puts --local-rank=N before `run`.
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.launch",
+        "--nproc-per-node",
+        "1",
+        "-m",
+        "distboot",
+        *command,
+    ]
+    assert [line["arguments"] for line in json_lines(run(*launch, script, "--epochs", "3"))] == [
+        ["--epochs", "3"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["say.py", "--local_rank"], True),
+        (["say.py", "--local_rank", "", "--lr", "1"], True),
+        (["run", "--", sys.executable, "-u", "say.py", "--local-rank="], True),
+        (["run", "--pass-local-rank", "say.py", "--local_rank", ""], False),
+        (["say.py", "--local_rank", "0"], False),
+    ],
+)
+def test_local_rank_that_a_shell_took_too_early(
+    distboot: Run, script: str, options: list[str], warned: bool
+) -> None:
+    done = distboot(*options, env=ALONE)
+    (line,) = json_lines(done)
+    said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
+    assert (said in done.stderr) == warned, (script, done.stderr)
+    assert warned or line["arguments"] in (["--local_rank=0"], ["--local_rank", "0"])
+
+
+@needs_mpirun
+def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
+    launch = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", "sh", "-c"]
+    wrapper = f'echo "{{\\"shell\\": $$}}"; exec {sys.executable} -m distboot run --exec {script}'
+    done = run(*launch, wrapper, env=MPI_ENV)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said = [line for line in lines if "pid" in line]
+    assert sorted(line["rank"] for line in said) == ["0", "1"], done.stderr
+    assert {line["pid"] for line in said} == {line["shell"] for line in lines if "shell" in line}
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "named"),
+    [
+        ("import horovod.torch as hvd", (), "horovod"),
+        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", (), "tensorflow"),
+        ("jax.distributed.initialize()", (), "jax"),
+        ("import horovod.torch as hvd", ("--framework", "none"), None),
+        ("import distboot\n    import horovod.torch as hvd", (), None),
+        ("pass  # import horovod", (), None),
+        ("import horovod.torch as hvd", ("--", sys.executable), "horovod"),
+        ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
+    ],
+)
+def test_script_whose_ranks_would_train_apart_is_warned_of(
+    run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], named: str | None
+) -> None:
+    ended = run_ranks(f"if False:\n    {text}\n", "--epochs", "3", before=(*WRAPPER, *before))
+    script = tmp_path / "train.py"
+    said = (
+        f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
+        f"separately: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
+    )
+    assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
+        (0, bool(named)),
+        (0, 0),
+    ], ended
+    assert (said in ended[0].err) == bool(named)
+
+
+@pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
+def test_ranks_of_a_node_that_would_train_apart_are_warned_of(
+    distboot: Run, count: str, is_said: bool
+) -> None:
+    script = "if False:\n    import horovod.torch as hvd\n"
+    done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
+    remedy = f"trains separately: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
+    assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
+
+
+def test_launcher_in_the_shell_of_each_rank_is_warned_of(distboot: Run) -> None:
+    command = ["sh", "-c", "torchrun --help >/dev/null 2>&1; true"]
+    done = distboot("run", "--nproc-per-node", "2", "--", *command)
+    assert (
+        "warning: each rank of --nproc-per-node 2 starts torchrun, which starts a job of its own"
+        in done.stderr
+    )
+    assert "each rank ran torchrun for a job of its own" in done.stderr
+
+
+@pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
+def test_script_for_deepspeed_gets_the_local_rank(distboot: Run, node: list[str]) -> None:
+    script = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
+    done = distboot(
+        "run",
+        "--framework",
+        "deepspeed",
+        *node,
+        "train.py",
+        train=script,
+        env={} if node else ALONE,
+    )
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
+def test_parameter_servers_for_a_script_of_workers_are_refused(
+    distboot: Run, node: list[str]
+) -> None:
+    script = "if False:\n    MultiWorkerMirroredStrategy()\n"
+    cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    command = ("run", "--framework", "tensorflow", *node, "train.py")
+    done = distboot(*command, train=script, env={"TF_CONFIG": config})
+    assert (done.returncode, "TF_CONFIG has parameter servers" in done.stderr) == (2, True), (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun train.py", "torchrun"),
+        ("torchrun --nnodes=1:1 train.py", "torchrun"),
+        ("torchrun --nnodes 1:4 train.py", "torchrun, together"),
+        ("python3 -u -m torch.distributed.launch --nnodes=2 train.py", "torchrun, together"),
+        ("python -mtorch.distributed.run train.py", "torchrun"),
+        ("deepspeed train.py", "deepspeed"),
+        ("deepspeed --hostfile hosts --no_ssh --node_rank 1 train.py", "deepspeed, together"),
+        ("accelerate launch --multi_gpu train.py", "accelerate"),
+        ("accelerate launch --multi_gpu --num_machines 2 train.py", "accelerate, together"),
+        ("accelerate launch train.py", None),  # with one device it is the rank itself
+        ("/usr/bin/mpirun.openmpi -n 2 python train.py", "mpirun"),
+        ("mpiexec.hydra -n 2 python train.py", "mpiexec"),
+        ("horovodrun -np 2 python train.py", "horovodrun"),
+        ("srun train.py", "srun"),
+        ("./mpirun.sh", None),
+        ("python train.py --nnodes 1", None),
+        ("python -c pass torchrun", None),
+        ("accelerate launch --num_processes 2 train.py", "accelerate"),
+        ("accelerate env --multi_gpu", None),
+        ("torchrun train.py --nnodes 4", "torchrun"),  # the script's own
+        ("env -u A B=1 torchrun --standalone train.py", "torchrun"),
+        ("env python -m torch.distributed.run train.py", "torchrun"),
+        ("env A=1", None),
+        ("mpirun_rsh -np 2 train.py", "mpirun_rsh"),
+        ("python -m horovod.runner.launch -np 2 train.py", "horovodrun"),
+    ],
+)
+def test_launcher_as_the_command_is_known(command: str, launcher: str | None) -> None:
+    words = command.split()
+    found = nested_launcher(Target(words, len(words)), {})
+    if found and found.name == "torchrun":
+        told = nested_launcher(Target(words, 0), {"PET_NNODES": "3"})
+        assert told is not None
+        assert told[:3] == ("torchrun", True, False)
+    assert (found and f"{found.name}{', together' if found.is_told_of_nodes else ''}") == launcher
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        ("env A=1 deepspeed", ""),
+        ("env A=1 deepspeed", "--num_gpus 2 "),
+        ("env A=1 deepspeed", "--master_port 29511 "),
+        ("deepspeed", "--hostfile hosts --no_ssh "),
+        ("env A=/opt/deepspeed deepspeed", ""),
+        ("python -mdeepspeed.launcher.runner", ""),
+        ("python /bin/deepspeed", ""),
+    ],
+)
+def test_deepspeed_gets_a_port_of_its_own_among_its_options(before: str, options: str) -> None:
+    words = f"{before} {options}train.py".split()
+    launcher = nested_launcher(Target(words, len(words)), {})
+    assert launcher is not None
+    given = launcher.command(words)
+    ports = [word for word in given if word.startswith("--master_port=")]
+    assert len(ports) == ("--master_port" not in options and "--no_ssh" not in options)
+    assert given == [*before.split(), *ports, *options.split(), "train.py"]

@@ -1,0 +1,267 @@
+"""What users can rely on, name by name, and what a type checker says of it: the package has types, and the right ones.
+
+A change of a name shows as a difference to api.txt, to be confirmed, and told. After a change that is meant:
+DISTBOOT_WRITE_API=1 make test ARGS=tests/unit/test_api.py; and a line in CHANGELOG.md.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from conftest import PACKAGE
+from launched import all_with
+
+import distboot
+from distboot import (
+    Context,
+    DistbootError,
+    Placement,
+    detect,
+    init,
+)
+from distboot.base.errors import CODES
+from distboot.base.settings import KNOWN
+from distboot.cli import main as command_line
+from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.placement import PLATFORMS, VARIABLES
+from distboot.frameworks import FILES
+from distboot.lightning import DistbootEnvironment
+
+TEXT = Path(__file__).parents[1] / "api.txt"
+
+
+class _Plain(str):
+    """An annotation that is shown without the quotes of a string."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _signature(function: Callable[..., object]) -> str:
+    said = inspect.signature(function)
+    parameters = [
+        each if each.annotation is each.empty else each.replace(annotation=_Plain(each.annotation))
+        for each in said.parameters.values()
+    ]
+    return str(
+        said.replace(parameters=parameters, return_annotation=_Plain(said.return_annotation))
+    )
+
+
+def _fields(kind: type) -> dict[str, str]:
+    """Of a record: the names, and what is said of each."""
+    if dataclasses.is_dataclass(kind):
+        missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
+        kinds = {each.name: each.type for each in fields}
+        optional = {
+            each.name for each in fields if not (each.default is each.default_factory is missing)
+        }
+    else:
+        kinds = {
+            name: vars(kind)["__annotations__"][name].__forward_arg__
+            for name in getattr(kind, "_fields", ())
+        }
+        optional = set(getattr(kind, "_field_defaults", ()))
+    return {
+        name: f"{said}{', optional' if name in optional else ''}" for name, said in kinds.items()
+    }
+
+
+def _members(kind: type) -> Iterator[str]:
+    fields = _fields(kind)
+    yield from (f"  {name}: {said}" for name, said in fields.items() if not name.startswith("_"))
+    for name, member in sorted(vars(kind).items()):
+        if name.startswith("_") or name in fields:
+            continue
+        if isinstance(member, property):
+            yield f"  {name}: {inspect.signature(member.fget).return_annotation}, read-only"  # type: ignore[arg-type]
+        else:
+            yield f"  {name}{_signature(getattr(kind, name))}"
+
+
+class _Caught(Exception):  # noqa: N818 - not an error
+    """A command's parser, which it was about to use."""
+
+
+def _options(command: str) -> Iterator[str]:
+    def caught(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise _Caught(parser)
+
+    module, function = command_line._COMMANDS[command]
+    with (
+        patch.object(argparse.ArgumentParser, "parse_args", caught),
+        pytest.raises(_Caught) as found,
+    ):
+        getattr(import_module(module, "distboot.cli"), function)(["train.py"])
+    for action in found.value.args[0]._actions:
+        more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
+        said = "".join(
+            f", {key} {value!r}"
+            for key, value in more.items()
+            if value not in (None, argparse.SUPPRESS)
+        )
+        yield f"  {' '.join(action.option_strings)} {action.metavar or ''}".rstrip() + said
+
+
+def _surface() -> Iterator[str]:
+    yield f"distboot: {', '.join(distboot.__all__)}"
+    for function in (init, detect):
+        yield f"\n{function.__name__}{_signature(function)}"
+    for kind in (Placement, Context, DistbootError, DistbootEnvironment):
+        yield f"\n{kind.__module__}.{kind.__name__}" + ("" if _fields(kind) else _signature(kind))
+        yield from _members(kind)
+    yield f"  {', '.join(vars(DistbootError('usage', 'message')))}: attributes of a DistbootError"
+    for command in command_line._COMMANDS:
+        yield f"\npython -m distboot {command}"
+        yield from _options(command)
+    source = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+    yield "\nerror codes and their exit codes"
+    yield from (f"  {code}: {number}" for code, (number, _) in sorted(CODES.items()))
+    lists = {
+        "frameworks": FILES,
+        "launchers, the innermost first": [launcher.name for launcher in INNERMOST_FIRST],
+        "platforms": [platform.name for platform in PLATFORMS],
+        "variables that are always exported": VARIABLES.values(),
+        "settings": sorted(set(re.findall(r'"(DISTBOOT_[A-Z_]+)[="]', source))),
+    }
+    for title, names in lists.items():
+        yield f"\n{title}"
+        yield f"  {', '.join(names)}"
+
+
+def test_public_names_signatures_and_defaults() -> None:
+    found = "\n".join(_surface()) + "\n"
+    if os.environ.get("DISTBOOT_WRITE_API"):
+        TEXT.write_text(found)
+    assert found == TEXT.read_text()
+
+
+def test_settings_are_those_that_are_known_when_one_is_misspelled() -> None:
+    _, _, settings = TEXT.read_text().rpartition("\nsettings\n")
+    assert settings.strip().split(", ") == sorted(KNOWN)
+
+
+def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:
+    told = set(detect({}).as_dict())
+    assert told == set(Placement._fields)
+    context = {each.name for each in dataclasses.fields(Context)}
+    assert told - context == {"sources", "notes", "node_level"}
+
+
+RIGHT = """\
+import distboot
+from distboot import Context, DistbootError, Placement, detect, init
+from distboot.lightning import DistbootEnvironment
+
+ctx = distboot.init()
+reveal_type(ctx)  # distboot.context.Context
+reveal_type(ctx.rank)  # int
+reveal_type(ctx.job_id)  # str | None
+reveal_type(ctx.hosts)  # tuple[str, ...]
+reveal_type(ctx.device)  # Any
+reveal_type(ctx.task_id)  # int | None
+reveal_type(ctx.is_main)  # bool
+reveal_type(ctx.preempted)  # bool
+
+with init("tensorflow", strategy="multi_worker_mirrored", timeout=60) as inner:
+    reveal_type(inner)  # distboot.context.Context
+    with inner.main_first(timeout=10), inner.local_main_first():
+        inner.barrier()
+
+placement = detect({"RANK": "0", "WORLD_SIZE": "1"}, launcher="torch")
+reveal_type(placement)  # distboot.detection.placement.Placement
+reveal_type(placement.node_rank)  # int | None
+reveal_type(placement.sources)  # Mapping[str, str]
+reveal_type(placement.notes)  # tuple[str, ...]
+reveal_type(detect().platform)  # str | None
+
+def place(given: Placement, context: Context) -> int:
+    try:
+        return given.rank + context.world_size
+    except DistbootError as error:
+        reveal_type(error.code)  # str
+        reveal_type(error.hint)  # str
+        return error.exit_code
+
+reveal_type(DistbootEnvironment().global_rank())  # int
+reveal_type(distboot.__version__)  # str
+"""
+WRONG = """\
+import distboot
+from distboot import detect, init
+from distboot import nothing  # attr-defined
+
+init(3)  # arg-type
+init("torch", "nccl")  # call-arg
+init(rank=1)  # call-arg
+init(timeout="long")  # arg-type
+detect({"RANK": 0})  # dict-item
+detect().rank = 1  # misc
+detect().node_rank + 1  # operator
+detect().rank_of  # attr-defined
+ctx = distboot.init()
+ctx.is_main = True  # misc
+ctx.barrier(10)  # call-arg
+with ctx.main_first("long"):  # arg-type
+    pass
+ctx.master_addr.port  # attr-defined
+distboot.start()  # attr-defined
+"""
+
+
+def _checked(folder: Path) -> dict[str, dict[int, list[str]]]:
+    """For each of the programs, by line: what mypy reveals, and the codes of its errors."""
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "wrong.py").write_text(WRONG)
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--cache-dir",
+        str(folder / "cache"),
+    ]
+    done = subprocess.run(
+        [*mypy, "right.py", "wrong.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stderr == ""
+    lines: dict[str, dict[int, list[str]]] = {"right.py": {}, "wrong.py": {}}
+    for file, line, text in re.findall(r"^(\w+\.py):(\d+): (.*)$", done.stdout, re.MULTILINE):
+        revealed = re.fullmatch(r'note: Revealed type is "(.*)"', text)
+        error = re.fullmatch(r"error: .*\[([\w-]+)\]", text)
+        if revealed or error:
+            lines[file].setdefault(int(line), []).append((revealed or error)[1])  # type: ignore[index]
+    return lines
+
+
+def _expected(program: str) -> dict[int, list[str]]:
+    comments = (line.partition("  # ")[2] for line in program.splitlines())
+    return {number: [text] for number, text in enumerate(comments, 1) if text}
+
+
+@all_with("mypy")
+def test_right_uses_have_the_right_types_and_wrong_ones_are_errors(tmp_path: Path) -> None:
+    found = _checked(tmp_path)
+    # A named tuple's fields are spelled out.
+    spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")
+    plain = {
+        line: [spelled.sub(r"\1", text) for text in texts]
+        for line, texts in found["right.py"].items()
+    }
+    assert plain == _expected(RIGHT)
+    assert found["wrong.py"] == _expected(WRONG)

@@ -1,0 +1,75 @@
+"""One table has every setting: variable, option and argument have one word, and `init` and `run` know them."""
+
+import inspect
+import re
+
+import pytest
+from conftest import Run
+
+import distboot
+from distboot.base.settings import KNOWN, SETTINGS, Setting, value_of
+
+WITH_OPTION = [setting for setting in SETTINGS if setting.option]
+WITH_ARGUMENT = [setting for setting in SETTINGS if setting.argument]
+
+
+def _word(setting: Setting) -> str:
+    return setting.variable.removeprefix("DISTBOOT_").lower()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=_word)
+def test_one_word_for_variable_option_and_argument(setting: Setting) -> None:
+    assert setting.option in ("", f"--{_word(setting).replace('_', '-')}")
+    assert setting.argument in ("", _word(setting))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=_word)
+def test_default_is_a_valid_value(setting: Setting) -> None:
+    found = value_of(setting.variable, {})
+    assert (found == setting.unset) == (setting.default == "")
+
+
+def test_names_are_unique() -> None:
+    assert len(set(KNOWN)) == len(KNOWN)
+
+
+def test_help_of_run_has_every_option(distboot: Run) -> None:
+    shown = " ".join(distboot("run", "--help", env={"COLUMNS": "2000"}).stdout.split())
+    for setting in WITH_OPTION:
+        text = setting.help.replace("`", "")
+        default = f"(default: {setting.variable}, or {setting.default or setting.without})"
+        assert f" {setting.option} {setting.metavar} {text} {default}" in shown
+
+
+def test_init_documents_every_argument() -> None:
+    assert distboot.init.__doc__ is not None
+    for setting in WITH_ARGUMENT:
+        assert setting.argument in inspect.signature(distboot.init).parameters
+        text = re.search(
+            rf"^ +{setting.argument}: .*(?:\n {{12,}}.*)*", distboot.init.__doc__, re.MULTILINE
+        )
+        assert text is not None
+        assert setting.variable in text[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "option"),
+    [("DISTBOOT_LOG_FORMAT=xml", "--log-format=text"), ("DISTBOOT_GRACE=soon", "--grace=1")],
+)
+def test_option_has_precedence(distboot: Run, variable: str, option: str) -> None:
+    name, _, text = variable.partition("=")
+    assert distboot("run", "--", "true", env={name: text}).returncode == 78
+    assert distboot("run", option, "--", "true", env={name: text}).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--log-format", "json"], ["--log-format=json"]])
+def test_log_format_applies_to_errors_of_other_options(distboot: Run, words: list[str]) -> None:
+    result = distboot("run", *words, "--grac", "1", "--", "true")
+    assert (result.returncode, result.stderr[0]) == (2, "{")
+
+
+def test_invalid_log_format_is_refused(distboot: Run) -> None:
+    result = distboot("run", "--log-format", "xml", "--", "true")
+    assert result.returncode == 2
+    assert "error[usage]: --log-format='xml' is neither text nor json\n" in result.stderr
+    assert result.stderr.endswith("hint: use text or json\n")
