@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 
 from ..base.errors import DistbootError
-from ..frameworks._base import at_end
 
 
 def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool]) -> None:
     """At exit, write this error of `init` to the log, unless a later init() succeeded."""
+    from ..frameworks._base import at_end
 
     def report() -> None:
         if _is_interrupt() or has_context():  # the agent of a context knows why it ends
@@ -24,6 +24,7 @@ def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool
 
 def report_exception_at_exit() -> None:
     """At exit, write the uncaught exception of a process that is alone to the log."""
+    from ..frameworks._base import at_end
 
     def report() -> None:
         if _is_interrupt():
