@@ -38,6 +38,9 @@ FILES = {
 # Files that other frameworks use, too.
 _SHARED = {"torch": "_torch", "none": "_base"}
 
+# The wrapper needs only torch's `exports`, at every start, so torch's `start` has its own file.
+_STARTS = {**_SHARED, "torch": "_process_group"}
+
 _BUILT_ON_TORCH = ("torch", "deepspeed", "horovod.torch")
 # Framework and argument -> why it has no such argument.
 _UNUSABLE = {
@@ -75,7 +78,11 @@ class Options(NamedTuple):
 
 def refuse(options: Options) -> None:
     """Refuse arguments that are wrong in every job."""
-    _refuse_no_names(options)
+    _refuse_no_name("framework", options.framework)
+    if options.backend is not None:
+        _refuse_no_name("backend", options.backend)
+    if options.strategy is not None:
+        _refuse_no_name("strategy", options.strategy)
     name = options.framework
     if name not in FILES:
         raise DistbootError(
@@ -91,28 +98,28 @@ def refuse(options: Options) -> None:
         )
     for (framework, argument), problem in _UNUSABLE.items():
         if framework == name and getattr(options, argument) is not None:
-            raise DistbootError("usage", problem, f"leave {argument}= out")
+            raise DistbootError(
+                "usage",
+                problem,
+                f"leave {argument}= out",
+            )
 
 
-def _refuse_no_names(options: Options) -> None:
-    """Refuse a framework, backend or strategy that is not a non-empty text."""
-    for argument in ("framework", "backend", "strategy"):
-        value: object = getattr(options, argument)
-        if value is None and argument != "framework":
-            continue
-        if not isinstance(value, str) or not value:
-            problem = f"{argument}={short_repr(value)} is not a valid name"
-            raise DistbootError("usage", problem, HELP)
+def _refuse_no_name(argument: str, value: object) -> None:
+    """Refuse what is not a non-empty text."""
+    if isinstance(value, str) and value:
+        return
+    raise DistbootError(
+        "usage",
+        f"{argument}={short_repr(value)} is not a valid name",
+        HELP,
+    )
 
 
 def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start a framework, on all ranks together."""
     file = FILES[options.framework]
-    if file == "torch":
-        # The wrapper needs only torch's `exports`, at every start, so `start` has its own file.
-        module = import_module("._process_group", __name__)
-    else:
-        module = _module(file)
+    module = import_module(f".{_STARTS.get(file, file)}", __name__)
     context: Context = module.start(job, exported, options)
     return context
 
@@ -123,12 +130,8 @@ def exports(file: str, job: Session, environ: Mapping[str, str]) -> dict[str, st
     `file` is a value of `FILES`.
     """
     of_file: Callable[[Session, Mapping[str, str]], dict[str, str]]
-    of_file = getattr(_module(file), "exports", _exports_nothing)
+    of_file = getattr(_module(file), "exports", lambda *_: {})
     return of_file(job, environ)
-
-
-def _exports_nothing(_: Session, __: Mapping[str, str]) -> dict[str, str]:
-    return {}
 
 
 def preload(options: Options, job: Session) -> None:
@@ -152,7 +155,8 @@ def on_cpu(options: Options) -> bool:
     True for a framework whose file has no `on_cpu`.
     """
     of_file: Callable[[Options], bool]
-    of_file = getattr(_module(FILES[options.framework]), "on_cpu", lambda _: True)
+    file = FILES[options.framework]
+    of_file = getattr(_module(file), "on_cpu", lambda _: True)
     return of_file(options)
 
 

@@ -75,7 +75,7 @@ print(json.dumps([hvd.mpi_built(), hvd.gloo_built(), text, hvd.nccl_built()]))
 
 
 def asked(timeout: float) -> Build:
-    """The build that is installed. It takes as long as Horovod's import, in a process of its own."""
+    """Ask the build that is installed. This takes as long as Horovod's import, in a new process."""
     extension = _extensions("*", "a framework", "HOROVOD_WITH_PYTORCH=1 or HOROVOD_WITH_TENSORFLOW")
     command = [sys.executable, "-c", _ASK, f"horovod.{extension[0].parent.name}"]
     problem = "Horovod cannot be imported"
@@ -84,7 +84,11 @@ def asked(timeout: float) -> Build:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode:
         last_line = done.stderr.strip().rpartition("\n")[2]
-        raise DistbootError("framework-not-installed", f"{problem}: {last_line}", hint)
+        raise DistbootError(
+            "framework-not-installed",
+            f"{problem}: {last_line}",
+            hint,
+        )
     mpi, gloo, text, nccl = json.loads(done.stdout.splitlines()[-1])
     return Build(bool(mpi), bool(gloo), _library(text), bool(nccl))
 
@@ -122,8 +126,11 @@ def _extensions(part: str, what: str, flag: str) -> list[Path]:
     """The files of Horovod that were compiled for a framework; at least one, torch's first."""
     spec = find_spec("horovod")
     if spec is None or not spec.submodule_search_locations:
-        problem = "horovod is not installed in this Python"
-        raise DistbootError("framework-not-installed", problem, rebuild(flag))
+        raise DistbootError(
+            "framework-not-installed",
+            "horovod is not installed in this Python",
+            rebuild(flag),
+        )
     folder = Path(spec.submodule_search_locations[0])
     found = sorted(folder.glob(f"{part}/mpi_lib*.so"), reverse=True)
     if not found:

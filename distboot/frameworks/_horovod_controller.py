@@ -36,7 +36,8 @@ class _Wish(NamedTuple):
 
 def may_use_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:
     """Whether the choice depends on how Horovod was built."""
-    return placement.launcher in MPI_LAUNCHERS or _wish(environ, None).controller == "mpi"
+    wish = _wish(environ, None)
+    return placement.launcher in MPI_LAUNCHERS or wish.controller == "mpi"
 
 
 def controller(
@@ -51,8 +52,12 @@ def controller(
     if wish.controller is None and _fits_mpi(build, placement, conflict):
         return "mpi"
     _refuse_gloo(build, placement, environ, conflict, wish)
-    if conflict is not None and wish.controller is None and placement.rank == 0:
-        log_line(placement.who, f"{conflict}; so Horovod uses Gloo")
+    is_default = wish.controller is None
+    if is_default and conflict is not None and placement.rank == 0:
+        log_line(
+            placement.who,
+            f"{conflict}; so Horovod uses Gloo",
+        )
     return "gloo"
 
 
@@ -60,12 +65,16 @@ def _wish(environ: Mapping[str, str], backend: str | None) -> _Wish:
     text = environ.get(_CONTROLLER, "")
     variable = f"{_CONTROLLER}={short_repr(text)}"
     if text and text.lower() not in ("mpi", "gloo"):
-        problem = f"{variable} is neither mpi nor gloo"
-        raise DistbootError("broken-environment", problem, f"unset {_CONTROLLER}")
+        raise DistbootError(
+            "broken-environment",
+            f"{variable} is neither mpi nor gloo",
+            f"unset {_CONTROLLER}",
+        )
     if backend is None:
         if not text:
             return _Wish(None, "")
-        return _Wish(text.lower(), variable)
+        asked = text.lower()
+        return _Wish(asked, variable)
     argument = f"backend={short_repr(backend)}"
     if backend.lower() not in ("mpi", "gloo"):
         raise DistbootError(
@@ -75,8 +84,11 @@ def _wish(environ: Mapping[str, str], backend: str | None) -> _Wish:
             "was built with it",
         )
     if text and text.lower() != backend.lower():
-        problem = f"{variable} contradicts {argument}"
-        raise DistbootError("broken-environment", problem, f"unset {_CONTROLLER}")
+        raise DistbootError(
+            "broken-environment",
+            f"{variable} contradicts {argument}",
+            f"unset {_CONTROLLER}",
+        )
     return _Wish(backend.lower(), argument)
 
 
@@ -92,7 +104,11 @@ def _fits_mpi(build: Build, placement: Placement, conflict: str | None) -> bool:
 def _refuse_mpi(build: Build, placement: Placement, conflict: str | None, wish: _Wish) -> None:
     """Refuse MPI, which the user asks for, where it is not available."""
     if not build.mpi:
-        raise _lacks("MPI", "HOROVOD_WITH_MPI", f"{wish.source} asks for it")
+        raise _lacks(
+            "MPI",
+            "HOROVOD_WITH_MPI",
+            f"{wish.source} asks for it",
+        )
     if placement.world_size > 1 and placement.launcher not in _MAY_START_MPI:
         code = "broken-environment"
         if wish.source.startswith("backend="):
@@ -120,11 +136,18 @@ def _refuse_gloo(
 ) -> None:
     """Refuse Gloo where it is not available."""
     if not build.gloo and conflict is not None and wish.controller is None:
-        remedy = f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}"
-        raise DistbootError("mpi-mismatch", conflict, remedy)
+        raise DistbootError(
+            "mpi-mismatch",
+            conflict,
+            f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}",
+        )
     source = wish.source or f"launcher {placement.launcher!r} without MPI"
     if not build.gloo:
-        raise _lacks("Gloo", "HOROVOD_WITH_GLOO", f"{source} needs it")
+        raise _lacks(
+            "Gloo",
+            "HOROVOD_WITH_GLOO",
+            f"{source} needs it",
+        )
     operations = environ.get(_OPERATIONS, "")
     if operations.lower() == "mpi":
         raise DistbootError(

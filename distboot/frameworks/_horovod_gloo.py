@@ -116,7 +116,7 @@ def serve_rendezvous(job: Session, undo: ExitStack) -> str:
 
 
 def _ipv4(job: Session) -> str:
-    """This host's address for the other ranks. Horovod's client needs IPv4 (0.28.1, http_store.cc)."""
+    """This host's address for the other ranks: Horovod's client needs IPv4 (0.28.1)."""
     own = without_mapping(job.own_address)
     if ":" not in own:
         return own

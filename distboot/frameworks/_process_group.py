@@ -7,6 +7,7 @@ the process group starts on a store that rank 0 serves at the very socket where 
 from __future__ import annotations
 
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -259,3 +260,12 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     # in torch 2.2 with Python's lock held, which the thread with the tensor waits for: 1 of 10 such
     # scripts hung. A short pause lets the threads finish.
     time.sleep(_GLOO_THREADS)
+
+
+def end_gloo_group() -> None:
+    """Destroy a default process group on Gloo that the script has left as it is."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    if dist.get_backend() == "gloo":
+        end_group(dist, dist.destroy_process_group)

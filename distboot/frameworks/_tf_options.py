@@ -31,14 +31,25 @@ def refuse_options(options: Options, environ: Mapping[str, str]) -> None:
     """Refuse arguments that are wrong in every job with this environment."""
     strategy = options.strategy
     argument = f"strategy={short_repr(strategy)}"
-    if strategy is not None and strategy not in _STRATEGIES:
-        raise DistbootError("usage", f"{argument} is not one of {', '.join(_STRATEGIES)}", _HINT)
+    if strategy not in (None, *_STRATEGIES):
+        raise DistbootError(
+            "usage",
+            f"{argument} is not one of {', '.join(_STRATEGIES)}",
+            _HINT,
+        )
     if (options.backend or "auto").lower() not in _IMPLEMENTATIONS:
-        problem = f"backend={short_repr(options.backend)} is not one of TensorFlow's"
-        raise DistbootError("usage", f"{problem}: {', '.join(_IMPLEMENTATIONS)}", _HINT)
+        raise DistbootError(
+            "usage",
+            f"backend={short_repr(options.backend)} is not one of TensorFlow's: "
+            f"{', '.join(_IMPLEMENTATIONS)}",
+            _HINT,
+        )
     if strategy not in (None, MULTI_WORKER) and _communicates(options):
-        problem = f"backend= and timeout= are for strategy={MULTI_WORKER!r}, not for {argument}"
-        raise DistbootError("usage", problem, _HINT)
+        raise DistbootError(
+            "usage",
+            f"backend= and timeout= are for strategy={MULTI_WORKER!r}, not for {argument}",
+            _HINT,
+        )
     if strategy == PARAMETER_SERVER and VARIABLE not in environ:
         raise DistbootError(
             "usage",
@@ -49,7 +60,7 @@ def refuse_options(options: Options, environ: Mapping[str, str]) -> None:
 
 def _communicates(options: Options) -> bool:
     """Whether an argument is for collective operations."""
-    return options.backend is not None or options.timeout is not None
+    return (options.backend, options.timeout) != (None, None)
 
 
 def refuse_job(cluster: Cluster, job: Session, options: Options) -> None:
@@ -62,10 +73,11 @@ def refuse_job(cluster: Cluster, job: Session, options: Options) -> None:
             "each would train its own model",
             f"leave strategy= out to have {MULTI_WORKER!r}, or start one process",
         )
-    if strategy not in (None, PARAMETER_SERVER):
-        if cluster.has_servers:
+    if strategy == PARAMETER_SERVER:
+        _refuse_servers(cluster, job, options)
+    elif cluster.has_servers:
+        if strategy is not None:
             raise _unused_servers(f"strategy={short_repr(strategy)} does not use them")
-    elif cluster.has_servers or strategy == PARAMETER_SERVER:
         _refuse_servers(cluster, job, options)
 
 
@@ -81,8 +93,11 @@ def _refuse_servers(cluster: Cluster, job: Session, options: Options) -> None:
 
 
 def _unused_servers(why: str) -> DistbootError:
-    problem = f"TF_CONFIG has parameter servers, and {why}"
-    return DistbootError("usage", problem, 'init("tensorflow") without these arguments uses them')
+    return DistbootError(
+        "usage",
+        f"TF_CONFIG has parameter servers, and {why}",
+        'init("tensorflow") without these arguments uses them',
+    )
 
 
 def refuse_missing_tasks(kinds: list[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..base.errors import DistbootError
@@ -50,10 +51,8 @@ def device_and_backend(torch: Any, asked: str | None) -> tuple[str, str]:
 
 
 def _visible_type(torch: Any) -> str:
-    for kind in _ACCELERATORS:
-        if _is_visible(torch, kind):
-            return kind
-    return "cpu"
+    visible = filter(partial(_is_visible, torch), _ACCELERATORS)
+    return next(visible, "cpu")
 
 
 def _backend_for(torch: Any, device_type: str) -> str:
@@ -83,7 +82,8 @@ def _refuse_backend(torch: Any, name: str) -> None:
 
 
 def _is_visible(torch: Any, kind: str) -> bool:
-    return hasattr(torch, kind) and bool(getattr(torch, kind).is_available())
+    module = getattr(torch, kind, None)
+    return module is not None and bool(module.is_available())
 
 
 def set_device(
@@ -102,7 +102,13 @@ def set_device(
     module = getattr(torch, device_type)
     count = module.device_count()
     refuse_idle_accelerators(placement, device_type, count)
-    index = own_device(placement, environ, count, f"{device_type} device", on_cpu)
+    index = own_device(
+        placement,
+        environ,
+        count,
+        f"{device_type} device",
+        on_cpu,
+    )
     module.set_device(index)
     return torch.device(device_type, index)
 
@@ -161,7 +167,7 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
     """
     if placement.launcher == "torchrun":
         return {}
-    if placement.node_rank is None or placement.num_nodes is None:
+    if None in (placement.node_rank, placement.num_nodes):
         return {}
     if placement.launcher == "slurm" and _has_numbers_of_slurm(placement, environ):
         return {}  # Lightning's own plugin for Slurm works with these, and can requeue the job
@@ -175,7 +181,8 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
 def _has_numbers_of_slurm(placement: Placement, environ: Mapping[str, str]) -> bool:
     if "SLURM_NTASKS_PER_NODE" not in environ:
         return False
-    return environ.get("SLURM_NTASKS") == str(placement.world_size)
+    tasks = environ.get("SLURM_NTASKS")
+    return tasks == str(placement.world_size)
 
 
 def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`init("horovod.torch")`, `.tensorflow`, `.keras`: Horovod on MPI under an MPI launcher, or on Gloo.
+"""`init("horovod.torch")`, `.tensorflow`, `.keras`: Horovod on MPI or Gloo.
 
 On Gloo rank 0 runs Horovod's own rendezvous server, so that horovodrun is not needed. Once Horovod
 has started, its numbers are compared with those of the rendezvous: a process of Horovod that finds

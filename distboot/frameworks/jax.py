@@ -1,4 +1,4 @@
-"""`init("jax")`: `jax.distributed.initialize` with the exact numbers, at a port free on rank 0's host.
+"""`init("jax")`: `jax.distributed.initialize` with the exact numbers, at a port free on rank 0.
 
 JAX's coordinator runs in rank 0, and JAX aborts every rank that is still connected when it ends. So
 rank 0 stays until all other ranks have left, and they may leave at any time. A rank that fails does
