@@ -20,6 +20,7 @@ from .detection import export, inherited, surroundings
 from .detection.export import EnvTransaction, thread_variables
 from .detection.here import detect_here
 from .rendezvous.events import GROUP
+from .script import error_exit
 from .script.preemption import is_mentioned
 from .startup.exit_report import report_error_at_exit, report_exception_at_exit
 from .startup.meeting import Call, meeting, met_in_wrapper
@@ -100,6 +101,7 @@ def init(
             return _current_or_new(options, launcher, join_limit, pass_local_rank)
     except DistbootError as error:
         report_error_at_exit(error, has_context=lambda: _current is not None)
+        error_exit.install()
         # Without the lines of this package: the cause is in the script or outside
         raise error.with_traceback(None) from None
 

@@ -447,5 +447,5 @@ def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> N
     if rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this one has warned
         return
     for name, meant in misspelled(environ).items():
-        unknown = f"unknown variable {escape_control(name)} is ignored"
-        log_line(who, f"warning: {unknown}; did you mean {meant}?")
+        shown = escape_control(name)
+        log_line(who, f"warning: unknown variable {shown} is ignored; did you mean {meant}?")

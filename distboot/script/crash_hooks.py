@@ -309,7 +309,7 @@ def _excepthook(
 ) -> None:
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
-            if _pipe is not None and _is_the_end():
+            if _pipe is not None and is_the_end():
                 found = _report(error, trace)
                 if issubclass(kind, KeyboardInterrupt):
                     # One of those that an agent has started
@@ -341,7 +341,7 @@ def _say_interrupted(trace: TracebackType) -> None:
     stderr.write(f"distboot: {who}: interrupted in {where}\n")
 
 
-def _is_the_end() -> bool:
+def is_the_end() -> bool:
     """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on.
 
     So does an interactive session: Python's own prompt, `python -i`, IPython, and the kernel of a notebook.

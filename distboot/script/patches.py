@@ -71,6 +71,15 @@ GROUPS = (
                 ("sys.excepthook",),
             ),
             Patch(
+                "`sys.excepthook`, where `init()` has failed",
+                "ends the script with the exit code of an uncaught `DistbootError`: 78 for a broken"
+                " environment",
+                "`init()` that raises an error",
+                "catching the error",
+                "script/error_exit.py",
+                (),
+            ),
+            Patch(
                 "`sys.stderr.write`",
                 'reports the text of `sys.exit("text")`, and keeps the last 4096 characters in'
                 " memory",
