@@ -47,8 +47,6 @@ class DistbootEnvironment:
             those of the job.
     """
 
-    creates_processes_externally = True  # Lightning need not start any
-
     def __init__(self) -> None:
         _register()
         context = current()
@@ -61,6 +59,11 @@ class DistbootEnvironment:
                 well=self._leave,
                 exited=self._leave,
             )
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Lightning need not start any."""
+        return True
 
     @property
     def main_address(self) -> str:
