@@ -25,9 +25,9 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib"))]
 
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
-from simulate_costs import coordinator_of  # noqa: E402
 from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
+from simulate_real import coordinator_of  # noqa: E402
 
 from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
 from distboot.job.late import LateWatch  # noqa: E402

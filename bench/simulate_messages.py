@@ -5,25 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
-    Exited,
     Position,
     Register,
     Stalled,
 )
-from distboot.job.root_cause import RootCause, from_disconnect, ranks_of
 from distboot.job.stacks import Stacks, frame
 from distboot.rendezvous.membership import JoinPlan, Membership
 from distboot.rendezvous.messages import (
     Hello,
     Ready,
-    Welcome,
     WorkerInfo,
 )
 from distboot.rendezvous.plan import environment_facts
@@ -32,7 +28,6 @@ from distboot.rendezvous.protocol import Channel
 RANKS_A_NODE = 8
 JOB = "5c2f10aa"
 HELLO = Channel().sign(Hello(JOB, "0" * 32))
-CHALLENGE = Channel().sign(Welcome("0" * 32))
 BEAT = Channel().sign(None)
 _FACTS = environment_facts({}, RANKS_A_NODE, "torch")
 
@@ -60,21 +55,6 @@ def membership_of_nodes(world_size: int) -> Membership:
     ]
     return Membership(
         tuple(f"node-{node:05}" for node in range(len(nodes))), tuple(map(tuple, nodes)), "10.0.0.1"
-    )
-
-
-@cache
-def membership_bytes(world_size: int) -> int:
-    """Of the membership on the wire."""
-    return len(Channel().sign(membership_of_nodes(world_size).as_message()))
-
-
-def verdict(rank: int = 8) -> RootCause:
-    """What all are told when a rank has gone."""
-    node = rank - rank % RANKS_A_NODE
-    membership = membership_of_nodes(node + RANKS_A_NODE)
-    return from_disconnect(
-        ranks_of(membership)[rank : rank + 1], "the connection closed without an exit report"
     )
 
 
@@ -141,10 +121,6 @@ class Line:
     @property
     def is_last(self) -> bool:
         return self.rank == self.world_size - 1
-
-    def end(self) -> bytes:
-        """How it ends when it is told to."""
-        return Channel().sign(Exited(ExitStatus(signal=15, stopped_by_us=True)), self.rank)
 
 
 def lines_of(world_size: int) -> list[Line]:

@@ -14,7 +14,6 @@ from simulate_messages import BEAT, HELLO, Line, lines_of
 
 from distboot.rendezvous.protocol import HEADER, Frames, most_from_rank_0
 
-GUESTS = 60  # for whom there is room beside the ranks
 _MOST = most_from_rank_0(100_000)  # bytes of a frame
 
 
@@ -57,12 +56,11 @@ class _All:
         self._port = port
         self._lines = lines_of(world_size)
         self._connections: list[socket.socket] = []
-        self._guests: list[socket.socket] = []
         for line in self._lines:
             line.record  # noqa: B018 - made now, as it takes time
         self._say: dict[str, Callable[[Line], bytes]] = {
-            "hello": lambda _: HELLO, "record": lambda line: line.record, "ready": Line.ready, "watch": Line.watch,
-            "beat": lambda _: BEAT, "end": Line.end, "stall": Line.stall, "position": Line.position,
+            "ready": Line.ready, "watch": Line.watch,
+            "beat": lambda _: BEAT, "stall": Line.stall, "position": Line.position,
             "alike": Line.place, "different": lambda line: line.place(alike=False),
         }  # fmt: skip
 
@@ -74,23 +72,13 @@ class _All:
                 connection.sendall(self._say[step](line))
         else:
             steps: dict[str, Callable[[], None]] = {
-                "connect": self._connect, "visit": self._visit, "leave": self._leave, "read": self._read,
+                "read": self._read,
                 "meet": self._meet, "die": self._die,
             }  # fmt: skip
             steps[step]()
         return (
             time.perf_counter() - clock if step in ("meet", "die") else time.process_time() - start
         )
-
-    def _connect(self) -> None:
-        self._connections = [self._connected(number) for number in range(len(self._lines))]
-
-    def _visit(self) -> None:
-        self._guests = [self._connected(0) for _ in range(GUESTS)]
-
-    def _leave(self) -> None:
-        for guest in self._guests:
-            guest.close()
 
     def _read(self) -> None:
         for connection in self._connections:

@@ -1,6 +1,7 @@
-"""A real roll call and a real supervision at real sockets, whole: what the simulation is held against.
+"""What rank 0 needs for up to 10,000 ranks: a real roll call and real failure detection at real sockets.
 
-    python bench/simulate_real.py 10000    ranks
+    python bench/simulate_real.py          all sizes; prints the tables of docs/explanation/scale.md
+    python bench/simulate_real.py 10000    one size, as JSON
 
 All ranks but rank 0 are sockets of one other process on the same machine.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -18,18 +20,24 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib"))]
 
-from simulate_costs import coordinator_of, resident  # noqa: E402 - beside this file, and so are the next
+from page import table  # noqa: E402 - beside this file, and so are the next
 from simulate_messages import plan  # noqa: E402
 from simulate_peers import Peers  # noqa: E402
 
+from distboot.agent.agent import participant_of  # noqa: E402
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
 from distboot.agent.heartbeat import BEATS, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
+from distboot.base.settings import SupervisionSettings  # noqa: E402
 from distboot.job.messages import Register  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
+from distboot.rendezvous.membership import Membership  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
+
+SIZES = (1024, 4000, 10_000)
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,52 @@ class Measured:
 def real(world_size: int) -> Measured:
     """All of it, in a process of its own."""
     command = [sys.executable, __file__, str(world_size)]
-    return Measured(
-        **json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Measured(**json.loads(done.stdout))
+
+
+def tables() -> str:
+    """Those of docs/explanation/scale.md."""
+    jobs = {size: real(size) for size in SIZES}
+    met = [
+        (
+            f"{size:,}",
+            f"{found.cpu:.2f} s",
+            f"{found.go:.2f} s",
+            f"{found.took:.2f} s",
+            f"{found.memory / 1e6:.0f} MB",
+        )
+        for size, found in jobs.items()
+    ]
+    watched = [
+        (f"{size:,}", f"{100 * found.beat / BOUND:.2f} %", f"{found.told:.2f} s")
+        for size, found in jobs.items()
+    ]
+    head = (
+        "ranks",
+        "CPU until the membership is sent",
+        "CPU until all may go",
+        "all have the membership after",
+        "resident",
     )
+    failures = ("ranks", "of a core while nothing happens", "a death known to all after")
+    return f"{table(head, met)}\n\n{table(failures, watched)}"
+
+
+def coordinator_of(
+    server: Coordinator, membership: Membership, late_after: float = 0.0
+) -> FailureCoordinator:
+    """What rank 0's agent goes on with once all have met."""
+    settings = SupervisionSettings(grace=30.0, late_after=late_after)
+    coordinator = participant_of(0, membership, server, settings, held=True)
+    assert isinstance(coordinator, FailureCoordinator)
+    coordinator.is_starting = True
+    return coordinator
+
+
+def resident() -> float:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _whole(world_size: int) -> Measured:
@@ -104,5 +155,8 @@ def _supervision(them: Peers, coordinator: FailureCoordinator) -> tuple[float, f
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        print(tables())
+        sys.exit()
     print(json.dumps(asdict(_whole(int(sys.argv[1])))), flush=True)
     os._exit(0)  # thousands of sockets need not be closed one by one

@@ -22,13 +22,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .script.preemption import Preemption
 
-_AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
+_AFTER_A_FAILURE = 1.0  # seconds for the other ranks to arrive when the block of this one failed
 _BARRIER = "barrier()"
 _TURN_HINT = "let one thread of the script wait for other ranks, or let its threads take turns"
 
 
 class _Turns:
-    """Lets one thread at a time wait for the other ranks: else each rank may be at a different place first."""
+    """Lets one thread at a time wait for the other ranks.
+
+    With several, each rank might be first at a different place.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +40,10 @@ class _Turns:
 
     @contextmanager
     def at(self, place: str, *, queues: bool, inside: str | None) -> Iterator[None]:
-        """Take the turn; `queues`: after another thread that is there, too; `inside`: the block of this thread."""
+        """Take the turn at a place.
+
+        `queues`: after another thread that is at the same place; `inside`: this thread's block.
+        """
         if inside is not None and self._thread == threading.get_ident():
             yield
             return
@@ -56,16 +62,22 @@ class _Turns:
     def _refuse_unless_same(self, place: str, *, queues: bool) -> None:
         other = self._place
         if self._thread == threading.get_ident():
-            problem = f"{place} in a signal handler, while this thread is in {other}"
-            raise DistbootError("usage", problem, "call it outside of the handler")
+            raise DistbootError(
+                "usage",
+                f"{place} in a signal handler, while this thread is in {other}",
+                "call it outside of the handler",
+            )
         if other and not (queues and other == place):
-            problem = f"{place} while another thread of this rank is in {other}"
-            raise DistbootError("usage", problem, _TURN_HINT)
+            raise DistbootError(
+                "usage",
+                f"{place} while another thread of this rank is in {other}",
+                _TURN_HINT,
+            )
 
 
 @dataclass(eq=False, slots=True)
 class Context:
-    """This process's exact place in the job, and the means to work with the other ranks.
+    """This process's exact place in the job, and how it works with the other ranks.
 
         with ctx.main_first():  # rank 0 downloads, the others find it there
             data = download(folder)
@@ -81,16 +93,16 @@ class Context:
         world_size: number of processes of the job.
         local_rank: 0 to local_world_size - 1; the launcher's own where it has one.
         local_world_size: number of the job's processes on this node.
-        node_rank: 0 to num_nodes - 1; nodes are counted in the order in which the ranks first reach them.
+        node_rank: 0 to num_nodes - 1; nodes are counted in the order of their first ranks.
         num_nodes: number of nodes that have a rank.
         master_addr: host name or address at which rank 0 was reached.
         master_port: the port there; under torchrun that of its agent's store.
         job_id: what the launcher or the platform calls this job, or None.
         hosts: host name of each node, by node rank; empty where the roll call is off.
         device: the `torch.device` of this rank ("torch", "deepspeed", "horovod.torch").
-        hvd: Horovod's module for the framework, for example `horovod.torch` ("horovod.torch" and its like).
+        hvd: Horovod's module for the framework, for example `horovod.torch`.
         strategy: the `tf.distribute.Strategy` ("tensorflow").
-        task_type: type of this rank's task in TensorFlow's cluster, for example "worker" ("tensorflow").
+        task_type: type of this rank's task, for example "worker" ("tensorflow").
         task_id: its index among those of its type ("tensorflow").
         comm: mpi4py's communicator of all ranks, in their order ("mpi").
         local_comm: that of the ranks on this node, in the order of local ranks ("mpi").
@@ -135,48 +147,54 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: for what is to be done once. No collective operation belongs in such a branch."""
+        """Whether this is rank 0: for work to be done once.
+
+        Such a branch must not contain a collective operation.
+        """
         return self.rank == 0
 
     @property
     def is_local_main(self) -> bool:
-        """Whether this is the first process of its node: for what is to be done once on each, such as unpacking."""
+        """Whether this is the first process of its node: for work to be done once per node."""
         return self.local_rank == 0
 
     @property
     def preempted(self) -> bool:
-        """Whether the job is to stop: true at the same read on all ranks, whichever of them was asked, and how.
+        """Whether the job is to stop: true at the same read on all ranks, whichever was asked.
 
-        Read it once a step, at the same place on all ranks, and in one thread, whichever that is. From the first time
-        that it is read, or from `init` on in a script whose code reads it, SIGTERM does not end this process by itself:
-        save what there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
+        Read it once a step, at the same place on all ranks, and in one thread, whichever that is.
+        From the first read on, or from `init` on in a script whose code reads it, SIGTERM does not
+        end this process by itself: save the state, and end, before the grace (DISTBOOT_GRACE) is
+        over.
         """
         return self._preemption.read()
 
     def request_stop(self) -> None:
-        """Let all ranks stop, as if the platform had asked: `preempted` turns true, at the same read on all.
+        """Ask all ranks to stop: `preempted` turns true at the same read on all of them.
 
-        For what one rank alone finds out: a loss that has stopped falling, a budget that is spent.
+        For a reason that one rank alone finds: a loss that has stopped falling, a spent budget.
         """
         self._preemption.request("ctx.request_stop()", lasts=False)
 
     def step(self) -> None:
-        """Say that a step begins, where nothing else tells that this rank goes on: see `DISTBOOT_LATE_AFTER`.
+        """Report that a step begins, so that this rank does not count as late.
 
-        Collective operations of torch are counted without it, and so are reads of `preempted`.
+        Collective operations of torch are counted without it, and so are reads of `preempted`. See
+        `DISTBOOT_LATE_AFTER`.
         """
         self._preemption.step()
 
     def barrier(self) -> None:
-        """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`.
+        """Wait until all ranks are here, as long as `timeout` of `init` says.
 
         Threads of a rank take turns: each call is one barrier of the job.
 
         Raises:
-            DistbootError: `missing-rank`, which names those that did not come, where the barrier is distboot's own
-                ("none", Horovod, TensorFlow, JAX); torch, DeepSpeed and MPI fail in their own way. `usage`: it is
-                called inside a block of `main_first` or `local_main_first`, while another thread is in one, in a
-                signal handler that interrupts it, or after `close()`; or the context is closed meanwhile.
+            DistbootError: `missing-rank`, which names the ranks that did not arrive, where the
+                barrier is distboot's own ("none", Horovod, TensorFlow, JAX); torch, DeepSpeed and
+                MPI fail in their own way. `usage`: the call is inside a block of `main_first` or
+                `local_main_first`, while another thread is in one, in a signal handler that
+                interrupts it, or after `close()`; or the context is closed meanwhile.
         """
         self._refuse_closed(_BARRIER)
         self._refuse_ended(_BARRIER)
@@ -186,27 +204,30 @@ class Context:
 
     @contextmanager
     def main_first(self, timeout: float = 3600.0) -> Iterator[None]:
-        """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
+        """Run a block on rank 0 first, for example a download, then on all other ranks.
 
-        The block must not have a collective operation in it, to which the other ranks would not come. If it fails on
-        rank 0, the others do not run it: they raise `rank-failed`.
+        All ranks must enter it. The block must not contain a collective operation: the other ranks
+        would not take part. If it fails on rank 0, the others do not run it: they raise
+        `rank-failed`.
 
         Args:
-            timeout: seconds for which the others wait; downloads are slow. The time limit of collective operations
-                plays no part.
+            timeout: seconds for which the others wait; downloads are slow. The timeout of
+                collective operations does not matter here.
 
         Raises:
-            DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
-                there are any. `rank-failed`: its block has failed there, and with what. `usage`: invalid `timeout`;
-                another thread of this rank waits for other ranks; or the context is closed.
+            DistbootError: `missing-rank`: on ranks that have waited so long in vain; and on rank 0,
+                after its block, if there are any. `rank-failed`: the block failed on rank 0, with
+                the reason. `usage`: invalid `timeout`; another thread of this rank waits for other
+                ranks; or the context is closed.
         """
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
     @contextmanager
     def local_main_first(self, timeout: float = 3600.0) -> Iterator[None]:
-        """Run a block on the first process of each node first, then on the others there. All ranks must enter it.
+        """Run a block on the first process of each node first, then on the others there.
 
-        As `main_first`, for each node by itself; only rank 0 goes on when the first ones of all nodes are through.
+        As `main_first`, for each node by itself. All ranks must enter it. Rank 0 continues only
+        when the first processes of all nodes are done.
 
         Args:
             timeout: as for `main_first`.
@@ -221,7 +242,8 @@ class Context:
     def close(self) -> None:
         """Leave the process group. A second call does nothing.
 
-        A `barrier()` or `main_first()` of distboot's own in which another thread waits meanwhile raises `usage`.
+        If another thread waits in a `barrier()` or `main_first()` of distboot's own, that raises
+        `usage`.
         """
         if not self._ended:
             self._ended = True
@@ -236,32 +258,48 @@ class Context:
 
     def _refuse_closed(self, what: str) -> None:
         if self._ended:
-            raise DistbootError("usage", f"{what} after close()", "call it before, or init() again")
+            raise DistbootError(
+                "usage",
+                f"{what} after close()",
+                "call it before, or init() again",
+            )
 
     def _refuse_ended(self, what: str) -> None:
-        """Refuse what needs the process group, which the script itself may have ended."""
+        """Refuse a call that needs the process group after the script has ended that."""
         if not self._is_up():
-            problem = f"{what} after the end of the process group (destroy_process_group())"
-            raise DistbootError("usage", problem, "call it before, or init() again")
+            raise DistbootError(
+                "usage",
+                f"{what} after the end of the process group (destroy_process_group())",
+                "call it before, or init() again",
+            )
 
     def _refuse_inside(self, what: str, *blocks: str) -> None:
-        """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
+        """Refuse to wait, inside one of these blocks, for ranks that wait for its end.
+
+        Without `blocks`: inside any.
+        """
         block = self._inside.get(threading.get_ident())
-        if block is not None and (not blocks or block in blocks):
+        if block is None:
+            return
+        if not blocks or block in blocks:
             problem = (
                 f"{what} inside {block}: the other ranks reach it only after this one has left"
             )
-            raise DistbootError("usage", problem, "call it before or after the block")
+            raise DistbootError(
+                "usage",
+                problem,
+                "call it before or after the block",
+            )
 
     def _first(
         self, what: str, timeout: float, node: int | None, *, goes_first: bool
     ) -> Iterator[None]:
         timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
         self._refuse_closed(what)
-        if node is not None:  # rank 0 waits there for the first ones of all nodes
+        if node is not None:  # rank 0 waits there for the first processes of all nodes
             self._refuse_inside(what, "main_first()")
         outer = self._inside.get(threading.get_ident())
-        # The turn lasts until the block has ended: other ranks wait for that
+        # The turn lasts until the block has ended, because other ranks wait for that
         with self._turns.at(what, queues=False, inside=outer):
             yield from self._run_in_order(what, timeout, node, goes_first=goes_first)
 
@@ -269,27 +307,33 @@ class Context:
         self, what: str, timeout: float, node: int | None, *, goes_first: bool
     ) -> Iterator[None]:
         is_alone = self.world_size == 1
-        others_wait = goes_first and not is_alone
         if not goes_first and not is_alone:
             self._wait_for(what, timeout, opens=False, node=node)
+        others_wait = goes_first and not is_alone
         thread = threading.get_ident()
         outer = self._inside.get(thread)
         self._inside[thread] = what
         try:
             yield
         except BaseException as error:
-            if others_wait:  # and what is wrong with them is not to be told now
-                said = without_secret(f"{type(error).__name__}: {first_line(error)}")
-                failure = escape_control(said)[:LONGEST_FAILURE]
-                with suppress(Exception):
-                    self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
+            if others_wait:
+                self._report_failure(error, what, node)
             raise
         finally:
             self._inside[thread] = outer
         if others_wait:
             self._wait_for(what, timeout, opens=True, node=node)
 
+    def _report_failure(self, error: BaseException, what: str, node: int | None) -> None:
+        """Tell the ranks that wait for the block that it failed; their own errors do not matter."""
+        text = without_secret(f"{type(error).__name__}: {first_line(error)}")
+        failure = escape_control(text)[:LONGEST_FAILURE]
+        with suppress(Exception):
+            self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
+
 
 def who_of(context: Context) -> str | None:
-    """This process in what is printed; None: there is no other one."""
-    return None if context.world_size == 1 else f"rank {context.rank}"
+    """This process in messages; None if it is the only one."""
+    if context.world_size == 1:
+        return None
+    return f"rank {context.rank}"

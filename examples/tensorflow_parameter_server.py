@@ -1,8 +1,8 @@
 """Train on scikit-learn's digits with TensorFlow's ParameterServerStrategy: rank 0 tells the workers what to do.
 
-    python tensorflow_parameter_server.py                        # one process: the same step, without servers
-    torchrun --nproc-per-node 4 tensorflow_parameter_server.py   # chief, two workers, parameter server
-    mpirun -n 3 --map-by :OVERSUBSCRIBE python tensorflow_parameter_server.py   # chief, worker, parameter server
+    python tensorflow_parameter_server.py   # one process: the same step, without servers
+
+With servers it needs a `TF_CONFIG` with the tasks chief, worker and ps in every process, as TFJob and Azure ML set it.
 
 Only the chief gets past `init`: workers and parameter servers serve it there, and end with it. The workers are not
 synchronous: each takes the weights as they are, and its next batch.
@@ -26,7 +26,7 @@ def main() -> None:
     args = parser.parse_args()
 
     if distboot.detect().world_size > 1:
-        ctx = distboot.init("tensorflow", strategy="parameter_server", ps=1)
+        ctx = distboot.init("tensorflow", strategy="parameter_server")
     else:
         ctx = distboot.init("tensorflow")
 

@@ -1,6 +1,7 @@
-"""The frameworks that `init` can start. Each has a file of its own, which alone imports it, and only when called.
+"""The frameworks that `init` can start. Each has its own file, the only one that imports it.
 
-To add one: write a file beside this one with `start`, perhaps `on_cpu` and `exports`, and name it here.
+To add one: write a file beside this one with `start`, optionally `on_cpu` and `exports`, and name
+it here. A framework is imported when `init` is called, never at module level.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from ..context import Context
     from ..detection.export import EnvTransaction
 
-# Name of a framework -> the file that starts it, which is also its name for the wrapper: `--framework horovod`.
+# Name of a framework -> the file that starts it, also its name for the wrapper:
+# `--framework horovod`.
 FILES = {
     "torch": "torch",
     "deepspeed": "deepspeed",
@@ -33,24 +35,33 @@ FILES = {
     "none": "none",
 }
 
-# Files that have more than their framework: others are built on torch's, and all on that of none.
+# Files that other frameworks use, too.
 _SHARED = {"torch": "_torch", "none": "_base"}
+
+# The wrapper needs only torch's `exports`, at every start, so torch's `start` has its own file.
+_STARTS = {**_SHARED, "torch": "_process_group"}
+
+_BUILT_ON_TORCH = ("torch", "deepspeed", "horovod.torch")
+# Framework and argument -> why it has no such argument.
+_UNUSABLE = {
+    ("mpi", "backend"): "the framework 'mpi' has no backends to choose from",
+    ("none", "backend"): "the framework 'none' has no backends to choose from",
+    ("mpi", "timeout"): "MPI has no time limit for its operations",
+}
 
 HELP = "help(distboot.init) says what each argument is"
 
 
 class Options(NamedTuple):
-    """What the caller of `init` chooses for the framework; None, 0 and False: nothing."""
+    """The arguments of `init` for the framework; None is the framework's default."""
 
     framework: str = "torch"  # its name, for example "horovod.torch"
     backend: str | None = None  # what the ranks communicate with, for example "gloo"
     timeout: float | None = None  # seconds for a collective operation
-    strategy: str | None = None  # TensorFlow's, for example "parameter_server"
-    ps: int = 0  # how many of the ranks are parameter servers
-    evaluator: bool = False  # whether the last rank evaluates on the side
+    strategy: str | None = None  # TensorFlow's, for example "mirrored"
 
     def differences(self, earlier: Options) -> list[str]:
-        """What is chosen here, and was not before, for example `backend='gloo' after backend=None`."""
+        """The arguments that changed, for example `backend='gloo' after backend=None`."""
         rows = zip(self._fields, self, earlier, Options(), strict=True)
         return [
             f"{name}={short_repr(value)} after {name}={short_repr(before)}"
@@ -58,81 +69,95 @@ class Options(NamedTuple):
             if value not in (default, before)
         ]
 
-    @property
-    def said(self) -> str:
-        """The framework and what all ranks must choose alike, for example `tensorflow, parameter_server, ps=1`."""
-        chosen = [
-            self.strategy,
-            f"ps={self.ps}" if self.ps else None,
-            "evaluator" if self.evaluator else None,
-        ]
-        return ", ".join([self.framework, *filter(None, chosen)])
+    def describe(self) -> str:
+        """What must be the same on all ranks, for example `tensorflow, mirrored`."""
+        if self.strategy is None:
+            return self.framework
+        return f"{self.framework}, {self.strategy}"
 
 
 def refuse(options: Options) -> None:
-    """Refuse what cannot be right, whatever the job is."""
-    name, backend, timeout, strategy, ps, evaluator = options
-    for option, value in (("framework", name), ("backend", backend), ("strategy", strategy)):
-        if not (isinstance(value, str) and value) and (value is not None or option == "framework"):
-            raise DistbootError("usage", f"{option}={short_repr(value)} is not a valid name", HELP)
+    """Refuse arguments that are wrong in every job."""
+    _refuse_no_name("framework", options.framework)
+    if options.backend is not None:
+        _refuse_no_name("backend", options.backend)
+    if options.strategy is not None:
+        _refuse_no_name("strategy", options.strategy)
+    name = options.framework
     if name not in FILES:
-        hint = f"{did_you_mean(name, FILES)}frameworks: {', '.join(FILES)}"
         raise DistbootError(
-            "unknown-framework", f"{short_repr(name)} is not a valid framework", hint
+            "unknown-framework",
+            f"{short_repr(name)} is not a valid framework",
+            f"{did_you_mean(name, FILES)}frameworks: {', '.join(FILES)}",
         )
-    of_tensorflow = (
-        f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {short_repr(name)}"
+    if name != "tensorflow" and options.strategy is not None:
+        raise DistbootError(
+            "usage",
+            f"strategy= is for TensorFlow, but the framework is {short_repr(name)}",
+            'remove it, or use init("tensorflow", …)',
+        )
+    for (framework, argument), problem in _UNUSABLE.items():
+        if framework == name and getattr(options, argument) is not None:
+            raise DistbootError(
+                "usage",
+                problem,
+                f"leave {argument}= out",
+            )
+
+
+def _refuse_no_name(argument: str, value: object) -> None:
+    """Refuse what is not a non-empty text."""
+    if isinstance(value, str) and value:
+        return
+    raise DistbootError(
+        "usage",
+        f"{argument}={short_repr(value)} is not a valid name",
+        HELP,
     )
-    for is_wrong, problem, hint in (
-        (type(ps) is not int or ps < 0, f"ps={short_repr(ps)} is not a valid number of parameter servers", HELP),
-        (type(evaluator) is not bool, f"evaluator={short_repr(evaluator)} must be True or False", HELP),
-        (name != "tensorflow" and any((strategy, ps, evaluator)), of_tensorflow,
-         'leave them out, or init("tensorflow", …)'),
-        (name in ("mpi", "none") and backend is not None,
-         f"the framework {short_repr(name)} has no backends to choose from", "leave backend= out"),
-        (name == "mpi" and timeout is not None, "MPI has no time limit for its operations", "leave timeout= out"),
-    ):  # fmt: skip
-        if is_wrong:
-            raise DistbootError("usage", problem, hint)
 
 
 def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start a framework, on all ranks together."""
     file = FILES[options.framework]
-    # The wrapper asks for torch's `exports` only, at every start: so what starts it has a file of its own.
-    module = import_module("._process_group", __name__) if file == "torch" else _module(file)
+    module = import_module(f".{_STARTS.get(file, file)}", __name__)
     context: Context = module.start(job, exported, options)
     return context
 
 
 def exports(file: str, job: Session, environ: Mapping[str, str]) -> dict[str, str]:
-    """What an unmodified script of a framework, a value of `FILES`, reads besides the variables of torch."""
-    of_file: Callable[[Session, Mapping[str, str]], dict[str, str]] | None = getattr(
-        _module(file), "exports", None
-    )
-    return {} if of_file is None else of_file(job, environ)
+    """The variables that an unmodified script of a framework reads, besides those of torch.
+
+    `file` is a value of `FILES`.
+    """
+    of_file: Callable[[Session, Mapping[str, str]], dict[str, str]]
+    of_file = getattr(_module(file), "exports", lambda *_: {})
+    return of_file(job, environ)
 
 
 def preload(options: Options, job: Session) -> None:
-    """Import what a framework is built on, where that reads nothing which is known only once all ranks have met.
+    """Import torch, while the ranks meet, for frameworks that are built on it.
 
-    If that fails all of them hear of it then: a second attempt may fail in another way.
+    If the import fails, all ranks hear of it later: a second import may fail in another way.
     """
-    if options.framework in ("torch", "deepspeed", "horovod.torch"):
-        from . import _base
+    if options.framework not in _BUILT_ON_TORCH:
+        return
+    from . import _base
 
-        try:
-            _base.imported("torch")
-        except DistbootError as error:
-            job.problem = error
+    try:
+        _base.imported("torch")
+    except DistbootError as error:
+        job.problem = error
 
 
 def on_cpu(options: Options) -> bool:
-    """Whether starting a known framework like this uses no accelerator; so it is where its file does not say."""
-    of_file: Callable[[Options], bool] | None = getattr(
-        _module(FILES[options.framework]), "on_cpu", None
-    )
-    return of_file is None or of_file(options)
+    """Whether a framework started like this uses no accelerator.
+
+    True for a framework whose file has no `on_cpu`.
+    """
+    of_file: Callable[[Options], bool]
+    file = FILES[options.framework]
+    of_file = getattr(_module(file), "on_cpu", lambda _: True)
+    return of_file(options)
 
 
 def _module(file: str) -> ModuleType:

@@ -1,6 +1,6 @@
-"""What several frameworks have in common: their import, the variables that are exported, the end, and the context.
+"""What several frameworks share: import, exported variables, the end of the script, the context.
 
-And what is left without one: `init("none")`, the environment and the roll call, with its barrier.
+Also `init("none")`: the environment and the rendezvous, with distboot's own barrier.
 """
 
 from __future__ import annotations
@@ -32,57 +32,65 @@ from ..script.preemption import Preemption
 from ..script.sys_exit import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from . import Options
 
-_BARRIER_LIMIT = 1800.0  # seconds; what PyTorch gives a collective operation on Gloo
+_BARRIER_TIMEOUT = 1800.0  # seconds; PyTorch's for a collective operation on Gloo
 
 
 def imported(module: str, install: str = "") -> Any:
-    """A framework's module; `install` says how to get it, by default: with pip."""
-    package = module.partition(".")[0]
-    is_new, collects = module not in sys.modules, gc.isenabled()
-    # What an import makes stays; looking for garbage in it costs a tenth of the time of large ones
+    """Import a framework's module; `install` is the command for one that is missing."""
+    is_new = module not in sys.modules
+    collects = gc.isenabled()
+    # Most objects of an import live until the end: garbage collection among them costs a tenth
+    # of the time of a large import.
     gc.disable()
     try:
         return import_module(module)
-    except Exception as error:  # noqa: BLE001 - of packages that do not fit each other
-        if isinstance(error, ModuleNotFoundError) and error.name == package:
-            problem, hint = (
-                f"{package} is not installed in this Python",
-                install or f"pip install {package}",
-            )
-        else:  # a library that it needs is not there, say
-            problem, hint = (
-                f"{module} cannot be imported: {first_line(error)}",
-                "look at the installation on that host",
-            )
-        raise DistbootError("framework-not-installed", problem, hint) from None
+    except Exception as error:  # noqa: BLE001 - packages that do not fit each other raise anything
+        raise _not_importable(module, install, error) from None
     finally:
         if is_new:
-            # Nor is it looked through again, which with torch costs 0.4 s at the end of Python
+            # Exempt these objects from the collection at exit, too: 0.4 s with torch
             gc.freeze()
         if collects:
             gc.enable()
 
 
+def _not_importable(module: str, install: str, error: Exception) -> DistbootError:
+    package = module.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return DistbootError(
+            "framework-not-installed",
+            f"{package} is not installed in this Python",
+            install or f"pip install {package}",
+        )
+    # For example a shared library that it needs is missing
+    return DistbootError(
+        "framework-not-installed",
+        f"{module} cannot be imported: {first_line(error)}",
+        "look at the installation on that host",
+    )
+
+
 def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
-    """Export this rank's place, which this process has joined as, and what only the one framework reads."""
-    placement, before = job.placement, exported.environ_before()
-    # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
+    """Export this rank's place, and `others`, which only the one framework reads."""
+    placement = job.placement
+    before = exported.environ_before()
+    # A wrapper around this process serves this rank until the end, also for the next `init`
     met = inherited.about(placement, before).met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
 
 
-def keep_given(framework: str, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
+def keep_given(framework: str, needed: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Refuse to overwrite variables of a framework that are set to different values."""
-    different = [name for name in wanted if environ.get(name, wanted[name]) != wanted[name]]
+    different = [name for name in needed if environ.get(name, needed[name]) != needed[name]]
     if not different:
         return
     given = ", ".join(variable(environ, name) for name in different)
-    found = ", ".join(f"{name}={wanted[name]}" for name in different)
+    expected = ", ".join(f"{name}={needed[name]}" for name in different)
     raise DistbootError(
         "conflicting-launchers",
-        f"{given}, but for this job {framework} needs {found}",
-        f"unset {' and '.join(different)} if they are left over from a shell or an image; else start the processes"
-        " that they count, one each",
+        f"{given}, but for this job {framework} needs {expected}",
+        f"unset {' and '.join(different)} if an earlier shell or an image set them; otherwise "
+        "start the processes that they count, one each",
     )
 
 
@@ -92,21 +100,22 @@ def at_end(
     exited: Callable[[], object] | None = None,  # by `sys.exit`
     failed: Callable[[], object] | None = None,  # with an uncaught exception
 ) -> None:
-    """Do one of these when the script ends, but not in a forked child."""
+    """Call one of these when the script ends, but not in a forked child."""
     watch_exit()
-    pid, works = os.getpid(), {WELL: well, EXIT: exited, EXCEPTION: failed}
+    pid = os.getpid()
+    calls = {WELL: well, EXIT: exited, EXCEPTION: failed}
 
     def run() -> None:
-        work = works[exit_outcome()]
-        if os.getpid() == pid and work is not None:
-            work()
+        call = calls[exit_outcome()]
+        if os.getpid() == pid and call is not None:
+            call()
 
     atexit.register(run)
 
 
 @contextmanager
-def in_our_words(code: str, problem: str, hint: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What a framework raises in this block, if it is one of these kinds, is an error of ours."""
+def raised_as(code: str, problem: str, hint: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn exceptions of these kinds, raised by a framework in this block, into a DistbootError."""
     try:
         yield
     except kinds as error:
@@ -114,22 +123,22 @@ def in_our_words(code: str, problem: str, hint: str, *kinds: type[Exception]) ->
 
 
 @contextmanager
-def limited(job: Session, what: str) -> Iterator[None]:
-    """End this process if the block has not ended within the join timeout: there is no other way out of C code.
+def within_join_timeout(job: Session, late: str) -> Iterator[None]:
+    """End this process if the block takes longer than the join timeout: nothing else ends C code.
 
-    Only for code that lets go of Python's lock while it waits; for other code there is `deadline`. `what` says for the
-    error what did not happen, for example "Horovod did not start".
+    Only for code that releases Python's lock while it waits; `deadline` is for other code. `late`
+    is the error's text, for example "Horovod did not start".
     """
-    late = DistbootError(
+    error = DistbootError(
         "join-timeout",
-        f"{what} within {job.join_timeout:g} s, although all ranks were ready to",
+        f"{late} within {job.join_timeout:g} s, although all ranks were ready to",
         "look at the output of the other ranks; or for a firewall between the hosts",
     ).of(job.placement.who)
 
     def end() -> None:
-        os.write(2, printed(late).encode())
-        crash_hooks.emit_error(first_line(late))
-        os._exit(late.exit_code)
+        os.write(2, printed(error).encode())
+        crash_hooks.emit_error(first_line(error))
+        os._exit(error.exit_code)
 
     timer = threading.Timer(job.join_timeout, end)
     timer.daemon = True
@@ -138,7 +147,7 @@ def limited(job: Session, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # a script may fork next
+        timer.join()  # the script may fork next
 
 
 def context(
@@ -149,11 +158,12 @@ def context(
     barrier: Callable[[], None] | None = None,
     leave: Callable[[], None] = lambda: None,
     is_up: Callable[[], bool] = lambda: True,
-    **adds: Any,
+    **fields: Any,
 ) -> Context:
     """The context of a framework that has started.
 
-    `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
+    `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up;
+    `fields` are those that the framework adds.
     """
     hints.install()
     workers.install_at_start()
@@ -166,15 +176,15 @@ def context(
     def stop() -> None:
         leave()
         job.leave()
-        # What this process starts from now on may be the rank in its place.
+        # A process that this one starts from now on may take the rank's place
         exported.write({inherited.VARIABLE: after})
 
     return Context(
         framework=options.framework,
         **{name: getattr(placement, name) for name in FIELDS},
         hosts=job.hosts,
-        **adds,
-        _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT),
+        **fields,
+        _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_TIMEOUT),
         _wait_for=job.wait_for,
         _stop=stop,
         _is_up=is_up,
@@ -183,26 +193,32 @@ def context(
 
 
 def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
-    """Start no framework: export, when all ranks are there, with a MASTER_PORT that is free for the script."""
-    placement = job.placement
-    # torchrun's is that of its own store, which torch will use.
-    needed = (
-        placement.rank == 0 and placement.launcher != "torchrun" and job.store_address is not None
-    )
-    job.ready(lambda: (True, Ready(offer=str(free_port()) if needed else None)))
+    """Start no framework: export, once all ranks joined, a MASTER_PORT that is free."""
+    offer = None
+    # Under torchrun MASTER_PORT is that of its own store, which torch will use
+    is_torchrun = job.placement.launcher == "torchrun"
+    if job.placement.rank == 0 and not is_torchrun and job.store_address is not None:
+        offer = str(free_port())
+    job.ready(lambda: (True, Ready(offer=offer)))
     if 0 in job.offers:
-        ours = {"master_port": int(job.offers[0])}
-        job.placement = placement.with_fields(
-            "free on the host of rank 0, for what the script starts", ours
+        job.placement = job.placement.with_fields(
+            "free on the host of rank 0, for what the script starts",
+            {"master_port": int(job.offers[0])},
         )
     export(job, exported)
     return context(job, exported, options)
 
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """What keeps gRPC from connecting to the peers through a proxy, where it would wait for ever."""
+    """The variable that keeps gRPC from a proxy, where it would wait for the peers for ever."""
     if not any(environ.get(name) for name in PROXIES):
         return {}
-    known = next((environ[name].split(",") for name in NO_PROXIES if name in environ), [])
+    known: list[str] = []
+    for name in NO_PROXIES:
+        if name in environ:
+            known = environ[name].split(",")
+            break
     missing = [host for host in hosts if host not in known]
-    return {NO_PROXIES[0]: ",".join([*filter(None, known), *missing])} if missing else {}
+    if not missing:
+        return {}
+    return {NO_PROXIES[0]: ",".join([*filter(None, known), *missing])}

@@ -1,9 +1,10 @@
-"""`init("tensorflow")`: a strategy of TensorFlow, on the given `TF_CONFIG` or on one that is made from the ranks.
+"""`init("tensorflow")`: a strategy of TensorFlow, on a `TF_CONFIG`, given or made from the ranks.
 
-The strategy is created here, as TensorFlow takes a cluster only before anything has used its runtime. The tasks of a
-parameter server strategy that only serve never return from here: they serve until the chief ends. TensorFlow's server
-cannot be told to end. So each of these tasks waits at a key, which the chief opens when it is done; if it exits
-otherwise, failure detection knows whether that was a failure.
+The strategy is created here, because TensorFlow accepts a cluster only before anything has used its
+runtime. Where `TF_CONFIG` has parameter servers, they and the workers do not return from `init`:
+they serve until the chief ends. TensorFlow's server has no call that ends it. So each of these
+tasks waits at a key, which the chief opens when it is done. If the chief exits otherwise, failure
+detection knows whether it failed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from ..agent.session import Session
 from ..base.deadline import deadline
@@ -22,60 +24,60 @@ from ..base.errors import DistbootError
 from ..base.settings import supervision_settings
 from ..base.text import log_line
 from ..context import Context
+from ..detection import inherited
 from ..detection.export import EnvTransaction
+from ..detection.launchers.tf_config import has_servers
 from ..host.accelerators import own_index
-from ..rendezvous.messages import (
-    SERVE,
-    Arrive,
-    Key,
-    Ready,
-)
+from ..rendezvous.messages import SERVE, Arrive, Key, Ready
 from ..script import crash_hooks
 from . import Options
-from ._base import (
-    at_end,
-    context,
-    export,
-    imported,
-    in_our_words,
-)
-from ._tf_cluster import (
+from ._base import at_end, context, export, imported, raised_as
+from ._tf_cluster import CHIEF, EVALUATOR, PS, Cluster
+from ._tf_options import (
     DEFAULT,
-    EVALUATOR,
     MIRRORED,
     MULTI_WORKER,
     PARAMETER_SERVER,
-    Cluster,
     refuse_job,
     refuse_missing_tasks,
     refuse_options,
     refuse_used,
 )
 
-_LARGEST_ACTION = 512  # bytes; struct sigaction has 152 (glibc on x86-64)
-_CHIEF = Key(SERVE)  # which opens when the chief is done
-_AGAIN = 86400.0  # seconds until a task waits there once more
-_MOMENT = 3.0  # seconds for our monitor process to end us, if the chief has failed
+_SIGACTION_SIZE = 512  # bytes, at least; struct sigaction has 152 (glibc on x86-64)
+_CHIEF_DONE = Key(SERVE)  # opened by the chief when it is done
+_WAIT = 86400.0  # seconds until a serving task waits for the chief once more
+_VERDICT = 3.0  # seconds for the monitor process to end this one, if the chief has failed
+
+
+class _Prepared(NamedTuple):
+    """What a rank has when it is ready to start."""
+
+    tf: Any
+    cluster: Cluster
+    gpus: list[int]  # the indexes of those that this rank uses
 
 
 def on_cpu(options: Options) -> bool:
-    """Whether no rank uses an accelerator, as far as is known: of parameter servers' ranks only the workers do."""
-    refuse_options(options)  # here, before the ranks meet
-    return options.strategy == PARAMETER_SERVER
+    """Whether no accelerator is used. With parameter servers only the workers use one."""
+    bare, _ = inherited.strip(os.environ)
+    refuse_options(options, bare)  # here, before the ranks meet
+    return has_servers(bare)
 
 
 def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a script reads that creates its MultiWorkerMirroredStrategy itself; a given TF_CONFIG stays."""
+    """The TF_CONFIG for a script that creates a MultiWorkerMirroredStrategy; a given one stays."""
     if job.placement.world_size == 1:
         return {}
 
     def step() -> tuple[Cluster, Ready]:
-        cluster = Cluster(job, environ, Options("tensorflow"))
-        if "ps" in cluster.kinds:
+        cluster = Cluster(job, environ)
+        if cluster.has_servers:
             refuse_missing_tasks(cluster.kinds)
-        port = None if cluster.is_given else cluster.hold_port()
-        if port is not None:
-            # Ours for as long as this process lives, and so for as long as the script does
+        if not cluster.is_given:
+            port = cluster.hold_port()
+            assert port is not None
+            # Keep the port as long as this wrapper lives, and so as long as the script
             port.detach()
         return cluster, Ready(offer=cluster.offer)
 
@@ -86,85 +88,105 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Create the strategy; or serve, and end with the chief."""
     before = exported.environ_before()
     with ExitStack() as ports:
-
-        def step() -> tuple[tuple[Any, Cluster, list[int]], Ready]:
-            cluster = Cluster(job, before, options)
-            refuse_job(cluster, job, options)
-            port = cluster.hold_port()
-            if port is not None:
-                ports.enter_context(port)
-            tf = imported("tensorflow")
-            if not cluster.is_alone:
-                refuse_used(tf)
-            gpus = own_gpus(tf, job, cluster, options, before)
-            if (options.backend or "").lower() == "nccl" and not gpus:
-                # TensorFlow takes something else for it, and says so in a line among many.
-                problem = "backend='nccl', and TensorFlow sees no GPU in this process"
-                hint = "leave backend= out to get the right one for the device, or install a build with CUDA"
-                raise DistbootError("backend-not-available", problem, hint)
-            return (tf, cluster, gpus), Ready(offer=cluster.offer)
-
-        tf, cluster, gpus = job.ready(step)
+        prepared = job.ready(partial(_prepare, job, options, before, ports))
+        cluster = prepared.cluster
         export(job, exported, cluster.completed().exports(before))
-        adds: dict[str, Any] = {"task_type": cluster.kind, "task_id": cluster.index}
-        if cluster.kind == EVALUATOR or options.strategy == PARAMETER_SERVER:
-            job.arrive = lambda _: None  # no other rank runs the script
-        if options.strategy == PARAMETER_SERVER and cluster.kind not in ("chief", EVALUATOR):
-            _serve(tf, job, cluster, gpus)
-        adds["strategy"] = _strategy(tf, job, cluster, options, len(gpus))
-        if cluster.kind == "chief" and options.strategy == PARAMETER_SERVER:
-            adds["leave"] = lambda: _dismiss(job)
-            at_end(well=adds["leave"])  # of an exception failure detection tells the other tasks
-        return context(job, exported, options, **adds)
+        if cluster.kind == EVALUATOR or cluster.has_servers:
+            job.arrive = lambda _: None  # other ranks do not run the script
+        if cluster.has_servers and cluster.kind not in (CHIEF, EVALUATOR):
+            _serve(prepared, job)
+        fields: dict[str, Any] = {
+            "task_type": cluster.kind,
+            "task_id": cluster.index,
+            "strategy": _strategy(prepared, job, options),
+        }
+        if cluster.has_servers and cluster.kind == CHIEF:
+            dismiss = partial(_dismiss, job)
+            fields["leave"] = dismiss
+            at_end(well=dismiss)  # after an exception failure detection ends the other tasks
+        return context(job, exported, options, **fields)
 
 
-def _strategy(tf: Any, job: Session, cluster: Cluster, options: Options, gpus: int) -> Any:
-    """That of a rank that runs the script; with one process the one that suits the number of its GPUs."""
-    chosen = options.strategy or (
-        MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT
-    )
-    if chosen == DEFAULT or cluster.kind == EVALUATOR:
-        return tf.distribute.get_strategy()
+def _prepare(
+    job: Session, options: Options, environ: Mapping[str, str], ports: ExitStack
+) -> tuple[_Prepared, Ready]:
+    """Import TensorFlow, choose this rank's GPUs, and hold its port in `ports`."""
+    refuse_options(options, inherited.strip(environ)[0])
+    cluster = Cluster(job, environ)
+    refuse_job(cluster, job, options)
+    port = cluster.hold_port()
+    if port is not None:
+        ports.enter_context(port)
+    tf = imported("tensorflow")
+    if not cluster.is_alone:
+        refuse_used(tf)
+    gpus = own_gpus(tf, job, cluster, environ)
+    if (options.backend or "").lower() == "nccl" and not gpus:
+        # TensorFlow uses something else, and says so in one line of many
+        raise DistbootError(
+            "backend-not-available",
+            "backend='nccl', but TensorFlow sees no GPU in this process",
+            "leave backend= out to get the right one for the device, or install a build with CUDA",
+        )
+    return _Prepared(tf, cluster, gpus), Ready(offer=cluster.offer)
+
+
+def _strategy(prepared: _Prepared, job: Session, options: Options) -> Any:
+    """The strategy of a rank that runs the script."""
+    distribute = prepared.tf.distribute
+    chosen = options.strategy or _suitable(prepared)
+    if chosen == DEFAULT or prepared.cluster.kind == EVALUATOR:
+        return distribute.get_strategy()
     if chosen == PARAMETER_SERVER:
+        resolver = distribute.cluster_resolver.TFConfigClusterResolver()
         with _starting("ParameterServerStrategy"), _in_time(job):
-            return tf.distribute.ParameterServerStrategy(
-                tf.distribute.cluster_resolver.TFConfigClusterResolver()
-            )
+            return distribute.ParameterServerStrategy(resolver)
     if chosen == MIRRORED:
         with _starting("MirroredStrategy"):
-            return tf.distribute.MirroredStrategy()
-    experimental = tf.distribute.experimental
+            return distribute.MirroredStrategy()
     implementation = (options.backend or "auto").upper()
-    communication = experimental.CommunicationOptions(
+    communication = distribute.experimental.CommunicationOptions(
         timeout_seconds=options.timeout,
-        implementation=getattr(experimental.CommunicationImplementation, implementation),
+        implementation=distribute.experimental.CommunicationImplementation[implementation],
     )
-    with _starting("MultiWorkerMirroredStrategy"), _in_time(job), _term_kept():
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
+    with _starting("MultiWorkerMirroredStrategy"), _in_time(job), _sigterm_restored():
+        return distribute.MultiWorkerMirroredStrategy(communication_options=communication)
+
+
+def _suitable(prepared: _Prepared) -> str:
+    """The default strategy of a job."""
+    if prepared.cluster.has_servers:
+        return PARAMETER_SERVER
+    if not prepared.cluster.is_alone:
+        return MULTI_WORKER
+    if len(prepared.gpus) > 1:
+        return MIRRORED
+    return DEFAULT
 
 
 @contextmanager
 def _in_time(job: Session) -> Iterator[None]:
-    """A limit for TensorFlow's tasks to find each other, for which it would wait an hour, or for ever."""
+    """Limit the time for TensorFlow's tasks to connect: it would wait an hour, or for ever."""
     limit = job.join_timeout
     too_late = DistbootError(
         "join-timeout",
         f"TensorFlow's tasks did not find each other within {limit:g} s",
-        "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
+        "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall "
+        "between the hosts",
     ).of(job.placement.who)
     with deadline(limit, too_late, say=crash_hooks.emit_error_for_parent):
         yield
 
 
 @contextmanager
-def _term_kept() -> Iterator[None]:
-    """After this block SIGTERM does what it did before, also in a thread that is not the main one.
+def _sigterm_restored() -> Iterator[None]:
+    """Restore the action of SIGTERM after this block, in whichever thread it runs.
 
-    TensorFlow's coordination service takes it, to tell the other tasks of a preemption, and the process does not end of
-    it any more (tsl, preemption_notifier.cc).
+    TensorFlow's coordination service handles SIGTERM to tell the other tasks of a preemption, and
+    the signal no longer ends the process (tsl, preemption_notifier.cc).
     """
     libc = ctypes.CDLL(None)
-    action = ctypes.create_string_buffer(_LARGEST_ACTION)
+    action = ctypes.create_string_buffer(_SIGACTION_SIZE)
     libc.sigaction(signal.SIGTERM, None, action)
     try:
         yield
@@ -173,15 +195,19 @@ def _term_kept() -> Iterator[None]:
 
 
 def _dismiss(job: Session) -> None:
-    """Let the tasks end that serve this one, unless that was done."""
+    """Let the tasks end that serve the chief, unless that was done."""
     assert job.link is not None
-    with suppress(DistbootError):  # its agent has ended; or a task has waited for longer than a day
-        job.link.arrive(Arrive(_CHIEF, 0.0, leads=True))
+    with suppress(DistbootError):  # the agent has ended, or a task has waited longer than a day
+        job.link.arrive(Arrive(_CHIEF_DONE, 0.0, leads=True))
 
 
-def _serve(tf: Any, job: Session, cluster: Cluster, gpus: list[int]) -> NoReturn:
-    """Serve as a worker or a parameter server until the chief ends, and end this process."""
-    config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
+def _serve(prepared: _Prepared, job: Session) -> NoReturn:
+    """Serve as a worker or a parameter server until the chief ends, then end this process."""
+    tf, cluster, gpus = prepared
+    devices = {}
+    if not gpus:
+        devices["GPU"] = 0
+    config = tf.compat.v1.ConfigProto(device_count=devices)
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
     spec = tf.train.ClusterSpec(cluster.addresses)
     with _starting(f"the server of {cluster.kind} {cluster.index}"):
@@ -191,71 +217,90 @@ def _serve(tf: Any, job: Session, cluster: Cluster, gpus: list[int]) -> NoReturn
     try:
         _wait_for_chief(job)
     except DistbootError:
-        problem = "rank 0, the chief, exited without reporting"
-        if not supervision_settings(os.environ).detects:
-            hint = "look at its output; failure detection, which is off, would know whether it has failed"
-            raise DistbootError("rank-failed", problem, hint) from None
-        time.sleep(_MOMENT)
-        log_line(job.placement.who, f"{problem}, and so this task ends, too")
-    del server  # which has served until here
+        _chief_is_lost(job)
+    del server  # it served until here
     raise SystemExit(0)
 
 
+def _chief_is_lost(job: Session) -> None:
+    """The chief has ended without dismissing this task: failure detection says why."""
+    problem = "rank 0, the chief, exited without reporting"
+    if not supervision_settings(os.environ).detects:
+        raise DistbootError(
+            "rank-failed",
+            problem,
+            "look at its output; failure detection, which is off, would know whether it has failed",
+        ) from None
+    time.sleep(_VERDICT)
+    log_line(job.placement.who, f"{problem}, and so this task ends, too")
+
+
 def _wait_for_chief(job: Session) -> None:
-    """`DistbootError`: it has ended, and not said so."""
+    """Wait until the chief dismisses this task; `DistbootError`: it has ended without that."""
     assert job.link is not None
     while True:
-        begin = time.monotonic()
+        start = time.monotonic()
         try:
-            return job.link.arrive(Arrive(_CHIEF, _AGAIN))
+            return job.link.arrive(Arrive(_CHIEF_DONE, _WAIT))
         except DistbootError:
-            if time.monotonic() < begin + _AGAIN:
+            if time.monotonic() < start + _WAIT:
                 raise
 
 
 def _starting(what: str) -> AbstractContextManager[None]:
-    """What TensorFlow raises in this block is an error of ours."""
+    """Turn what TensorFlow raises in this block into `strategy-failed`."""
     from tensorflow import errors
 
     problem = f"TensorFlow could not start {what}"
     hint = "look at what TensorFlow printed above, and at the addresses in TF_CONFIG"
-    return in_our_words("strategy-failed", problem, hint, errors.OpError, RuntimeError, ValueError)
+    return raised_as("strategy-failed", problem, hint, errors.OpError, RuntimeError, ValueError)
 
 
-def own_gpus(
-    tf: Any, job: Session, cluster: Cluster, options: Options, environ: Mapping[str, str]
-) -> list[int]:
-    """Leave this rank all GPUs of its node, or one of them if several of the ranks there use some; their indexes."""
+def own_gpus(tf: Any, job: Session, cluster: Cluster, environ: Mapping[str, str]) -> list[int]:
+    """Choose and show this rank's GPUs: all of its node, or one if several ranks there use some."""
     found = tf.config.list_physical_devices("GPU")
-    own = list(range(len(found)))
     if not found or cluster.is_alone:
-        return own
-    # The chief of parameter servers does not compute, and variables are on the CPU of a ps.
-    idle = ("chief", "ps") if options.strategy == PARAMETER_SERVER else ()
-    users = [rank for rank in _here(job) if cluster.kinds[rank] not in idle]
-    rank = job.placement.rank
-    if rank not in users:
-        own = []
-    elif len(users) > 1:
-        index = own_index(len(found), environ, users.index(rank))
-        if index is None:
-            raise DistbootError(
-                "too-few-accelerators",
-                f"{len(users)} ranks of this node use GPUs, and this one sees {len(found)}",
-                "start fewer processes per node (TensorFlow uses all GPUs of one), or show them more devices; "
-                "CUDA_VISIBLE_DEVICES= trains on the CPU",
-            )
-        own = [index]
+        return list(range(len(found)))
+    own = _gpus_among(len(found), job, cluster, environ)
     if len(own) < len(found):
         tf.config.set_visible_devices([found[index] for index in own], "GPU")
     return own
 
 
-def _here(job: Session) -> list[int]:
+def _gpus_among(
+    count: int, job: Session, cluster: Cluster, environ: Mapping[str, str]
+) -> list[int]:
+    """The indexes of this rank's GPUs among the visible ones of its node."""
+    idle: tuple[str, ...] = ()
+    if cluster.has_servers:
+        # A chief of parameter servers does not compute, and a ps has its variables on the CPU
+        idle = (CHIEF, PS)
+    users = [rank for rank in _ranks_of_node(job) if cluster.kinds[rank] not in idle]
+    rank = job.placement.rank
+    if rank not in users:
+        return []
+    if len(users) == 1:
+        return list(range(count))
+    index = own_index(count, environ, users.index(rank))
+    if index is None:
+        raise DistbootError(
+            "too-few-accelerators",
+            f"{len(users)} ranks of this node use GPUs, and this one sees {count}",
+            "start fewer processes per node (TensorFlow uses all GPUs of one), or show them more "
+            "devices; CUDA_VISIBLE_DEVICES= trains on the CPU",
+        )
+    return [index]
+
+
+def _ranks_of_node(job: Session) -> list[int]:
     """The ranks of this node, in the order of local ranks."""
-    placement, membership = job.placement, job.membership
+    placement = job.placement
+    membership = job.membership
     if membership is not None:
         return list(membership.nodes[membership.node_of()[placement.rank]])
-    # The roll call is off, and these are the numbers of TF_CONFIG, or of a launcher that counts nodes one by one.
-    first = 0 if placement.num_nodes == 1 else placement.rank - (placement.local_rank or 0)
+    # The rendezvous is off. The numbers are those of TF_CONFIG, or of a launcher that numbers
+    # the ranks node by node.
+    first = 0
+    if placement.num_nodes != 1:
+        first = placement.rank - (placement.local_rank or 0)
     return list(range(first, first + (placement.local_world_size or 1)))

@@ -42,7 +42,8 @@ ANOTHER = "Thread"
 # What is not the user's own code: packages, the standard library, what has no file, and this package.
 _FOREIGN = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |"
-    r"/distboot/(agent|base|cli|detection|frameworks|host|job|rendezvous|report|script|tools)/"
+    r"/distboot/(agent|base|cli|detection|frameworks|host|job|rendezvous|report|script)/"
+    r"|/distboot/(startup|tools)/"
     r"|/distboot/(context|initialize)\.py"
 )
 # Functions between the user's code and what it has called.

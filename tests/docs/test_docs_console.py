@@ -145,8 +145,8 @@ NOT_RUN = {
     ): "a job of 104 ranks: test_late.py has one of three",
     (
         "docs/explanation/scale.md",
-        "$ python bench/simulate.py",
-    ): "minutes: the figures of that page are made by it",
+        "$ python bench/simulate_real.py",
+    ): "minutes: it prints the figures of that page",
 }
 # What is different here from what a user types: as many ranks as the machine bears, and hosts that exist.
 REPLACED = {

@@ -10,8 +10,9 @@ from captured import one
 
 from distboot import DistbootError, detect
 from distboot.agent.session import Session
-from distboot.frameworks._horovod_build import Build, controller, set_own_device
-from distboot.frameworks.horovod import serve_rendezvous
+from distboot.frameworks._horovod_build import Build, set_own_device
+from distboot.frameworks._horovod_controller import controller
+from distboot.frameworks._horovod_gloo import serve_rendezvous
 
 _ALL, _NO_GLOO, _NO_MPI = (
     Build(True, True, "Open MPI v4.1.4"),

@@ -199,9 +199,8 @@ _REFUSED: list[tuple[dict[str, object], dict[str, str], str, list[str]]] = [
     ({"strategy": "mirored"}, {}, "usage", ["strategy='mirored' is not one of multi_worker_mirrored, "]),
     ({"strategy": "mirrored"}, {}, "usage", ["for one process, and the job has 2"]),
     ({"backend": "gloo"}, {}, "usage", ["backend='gloo' is not one of TensorFlow's: auto, ring, nccl"]),
-    ({"ps": 1}, {}, "usage", ["are for strategy='parameter_server', and strategy=None"]),
-    ({"strategy": "parameter_server", "timeout": 5}, {}, "usage", ["are for strategy='multi_worker_mirrored'"]),
-    ({"strategy": "parameter_server", "ps": 1}, {}, "usage", ["start at least 3 ranks"]),
+    ({"strategy": "parameter_server", "timeout": 5}, {}, "usage", ["not for strategy='parameter_server'"]),
+    ({"strategy": "parameter_server"}, {}, "usage", ["needs a TF_CONFIG with the tasks chief, worker and ps"]),
     ({}, {"DISTBOOT_RENDEZVOUS": "0"}, "rendezvous-needed", ["there is no TF_CONFIG"]),
     ({}, {"TF_CONFIG": json.dumps(_BROKEN)}, "broken-environment",
      ["worker 0 is not 'host:port'", "worker 1 is not a port"]),
@@ -264,7 +263,7 @@ _SERVERS = """
 import json, os, sys
 from pathlib import Path
 import distboot
-ctx = distboot.init("tensorflow", strategy="parameter_server", ps=1, evaluator=os.environ["EVALUATOR"] == "1")
+ctx = distboot.init("tensorflow")
 import tensorflow as tf
 with ctx.main_first():  # nobody else comes
     pass
@@ -281,7 +280,7 @@ if ctx.task_type == "chief":
         coordinator.schedule(step)
     coordinator.join()
     line |= {"weight": weight.numpy().item(), "device": weight.device}
-    if os.environ["EVALUATOR"] == "0":
+    if "FOREVER" in os.environ:
         Path("trained").touch()
         while True:
             coordinator.schedule(step)
@@ -291,15 +290,17 @@ sys.stdout.write(json.dumps(line) + "\\n")
 
 
 def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
-    chief, evaluator = by_hand(_SERVERS, 4, env={"EVALUATOR": "1"}).lines()
-    assert (chief["rank"], chief["task"], chief["strategy"]) == (
-        0,
-        ["chief", 0],
-        "ParameterServerStrategyV2",
-    )
+    (chief,) = by_hand(_SERVERS, each=tasks(chief=1, worker=2, ps=1)).lines()
+    assert (chief["rank"], chief["task"]) == (0, ["chief", 0])
+    assert chief["strategy"] == "ParameterServerStrategyV2"
     assert (chief["weight"], "/job:ps/" in chief["device"]) == (4.0, True)
-    assert (evaluator["rank"], evaluator["task"]) == (3, ["evaluator", 0])
-    assert evaluator["strategy"] == "_DefaultDistributionStrategy"
+
+
+def test_evaluator_of_a_cluster_with_servers_is_alone(by_hand: ByHand) -> None:
+    config = json.loads(tasks(chief=1, worker=1, ps=1)[0]["TF_CONFIG"])
+    config["task"] = {"type": "evaluator", "index": 0}
+    (line,) = by_hand(_SERVERS, each=[{"TF_CONFIG": json.dumps(config)}]).lines()
+    assert (line["task"], line["strategy"]) == (["evaluator", 0], "_DefaultDistributionStrategy")
 
 
 # As in TensorFlow's guide: a server has no end.
@@ -337,7 +338,7 @@ def test_parameter_servers_without_a_worker(by_hand: ByHand) -> None:
 
 def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
     # As Azure ML has it: no chief
-    ranks = by_hand(_SERVERS, each=tasks(worker=2, ps=1), env={"EVALUATOR": "0"})
+    ranks = by_hand(_SERVERS, each=tasks(worker=2, ps=1), env={"FOREVER": "1"})
     ranks.wait_for("trained")
     ranks.processes[2].kill()
     assert ranks.codes()[0] != 0
@@ -351,7 +352,7 @@ def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
 def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(
     by_hand: ByHand,
 ) -> None:
-    alone = {"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
+    alone = {"FOREVER": "1", "DISTBOOT_FAILURE_DETECTION": "0"}
     ranks = by_hand(_SERVERS, each=tasks(chief=1, worker=1, ps=1), env=alone)
     ranks.wait_for("trained")
     ranks.processes[0].kill()
@@ -364,11 +365,10 @@ def test_chief_that_cannot_start_is_no_good_end_of_the_servers(by_hand: ByHand) 
 import tensorflow as tf
 def fail(*_):
     raise RuntimeError("no such thing")
-if os.environ["RANK"] == "0":
+if '"type": "chief"' in os.environ["TF_CONFIG"]:
     tf.distribute.ParameterServerStrategy = fail
-os.environ["EVALUATOR"] = "0"
 """
-    ranks = by_hand("import os\n" + fails + _SERVERS, 3)
+    ranks = by_hand("import os\n" + fails + _SERVERS, each=tasks(chief=1, worker=1, ps=1))
     assert all(ranks.codes())
     assert "error[strategy-failed]: rank 0 on" in ranks.output(0)
     assert "TensorFlow could not start ParameterServerStrategy: no such thing" in ranks.output(0)

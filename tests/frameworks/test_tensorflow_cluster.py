@@ -14,6 +14,7 @@ from distboot.agent.session import Session
 from distboot.detection.placement import Placement
 from distboot.frameworks import Options, _tf_cluster
 from distboot.frameworks._tf_cluster import Cluster
+from distboot.frameworks._tf_options import refuse_job, refuse_options
 from distboot.frameworks.tensorflow import own_gpus
 from distboot.rendezvous.membership import Membership
 
@@ -32,21 +33,28 @@ def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> Session:
     return job
 
 
-def _cluster(rank: int, world_size: int, offers: Mapping[int, str] = {}, **more: Any) -> Cluster:
+def _cluster(
+    rank: int,
+    world_size: int,
+    offers: Mapping[int, str] = {},
+    environ: Mapping[str, str] = {},
+) -> Cluster:
     job = _meeting(rank, world_size)
     job.offers = dict(offers)
-    return Cluster(job, more.pop("environ", {}), Options("tensorflow", **more))
+    return Cluster(job, environ)
 
 
-def test_roles_follow_the_ranks() -> None:
-    offers, chosen = (
-        {rank: f"a:{rank + 1}" for rank in range(5)},
-        {"strategy": "parameter_server", "ps": 2},
-    )
-    cluster = _cluster(3, 6, offers, **chosen, evaluator=True).completed()
-    assert cluster.kinds == ["chief", "worker", "worker", "ps", "ps", "evaluator"]
-    assert cluster.addresses == {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
-    assert json.loads(cluster.exports({})["TF_CONFIG"])["task"] == {"type": "ps", "index": 0}
+def test_cluster_is_made_of_workers_by_rank() -> None:
+    cluster = _cluster(2, 3, {0: "a:1", 1: "a:2", 2: "a:3"}).completed()
+    assert cluster.kinds == ["worker"] * 3
+    assert cluster.addresses == {"worker": ["a:1", "a:2", "a:3"]}
+    assert json.loads(cluster.exports({})["TF_CONFIG"])["task"] == {"type": "worker", "index": 2}
+
+
+def test_given_cluster_has_its_tasks_by_rank() -> None:
+    cluster = _cluster(3, 4, environ=tasks(chief=1, worker=2, ps=1)[3])
+    assert cluster.kinds == ["chief", "worker", "worker", "ps"]
+    assert (cluster.kind, cluster.index, cluster.has_servers) == ("ps", 0, True)
 
 
 def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
@@ -62,17 +70,17 @@ def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
         (
             tasks(worker=3)[0],
             {1: "127.0.0.1:5", 2: "given 5c2f10aa"},
-            "ranks 0, 2 have a TF_CONFIG, and rank 1 has",
+            "ranks 0, 2 have a TF_CONFIG, but rank 1 has",
         ),
         (
             {},
             {0: "127.0.0.1:4", 1: "127.0.0.1:5", 2: "given 5c2f10aa"},
-            "rank 2 has a TF_CONFIG, and ranks 0-1 have",
+            "rank 2 has a TF_CONFIG, but ranks 0-1 have",
         ),
         (
             tasks(worker=3)[0],
             {1: "given 5c2f10aa", 2: "given 5c2f10aa"},
-            "TF_CONFIG of ranks 1-2 is another one",
+            "TF_CONFIG of ranks 1-2 is different from that of rank 0",
         ),
     ],
 )
@@ -89,7 +97,7 @@ def test_ranks_with_different_clusters(
 
 def test_address_of_a_task_on_ipv6() -> None:
     cluster = _cluster(0, 2)
-    cluster._job_info.own_address = "fd00::1"
+    cluster._session.own_address = "fd00::1"
     port = cluster.hold_port()
     assert port is not None
     with port:
@@ -99,7 +107,7 @@ def test_address_of_a_task_on_ipv6() -> None:
 def test_port_of_tf_config_that_is_taken() -> None:
     environ = tasks(worker=2)[1]
     address = json.loads(environ["TF_CONFIG"])["cluster"]["worker"][1]
-    said = f"TF_CONFIG has {address} for worker 1, and this process cannot listen"
+    said = f"TF_CONFIG has {address} for worker 1, but this process cannot listen"
     with (
         socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))),
         pytest.raises(DistbootError, match=said),
@@ -140,29 +148,30 @@ def test_proxies(environ: dict[str, str], exported: dict[str, str]) -> None:
     assert _cluster(0, 3, environ={"TF_CONFIG": config}).exports(environ) == exported
 
 
+_SERVERS = tasks(chief=1, worker=2, ps=1)
+
+
 @pytest.mark.parametrize(
-    ("rank", "options", "own"),
+    ("rank", "environs", "own"),
     [
-        (0, {}, [0]),
-        (2, {}, [1]),
-        (1, {}, [0, 1]),  # alone on its node
-        (0, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, []),  # chief
-        # Worker, alone on its node
-        (1, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [0, 1]),
-        (2, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [0]),  # worker
-        (3, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, []),  # ps
-        (4, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [1]),  # evaluator
+        (0, [{}] * 3, [0]),
+        (2, [{}] * 3, [1]),
+        (1, [{}] * 3, [0, 1]),  # alone on its node
+        (0, _SERVERS, []),  # chief
+        (1, _SERVERS, [0, 1]),  # a worker, alone on its node
+        (2, _SERVERS, [0, 1]),  # a worker beside the chief and the ps, which use none
+        (3, _SERVERS, []),  # ps
     ],
 )
-def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> None:
-    world_size, nodes = (5, ([0, 2, 3, 4], [1])) if options.get("evaluator") else (3, ([0, 2], [1]))
+def test_gpus_of_a_rank(rank: int, environs: list[dict[str, str]], own: list[int]) -> None:
+    world_size = len(environs)
+    others = [each for each in range(world_size) if each != 1]
     shown: list[object] = []
     config = SimpleNamespace(list_physical_devices=lambda _: ["gpu0", "gpu1"])
     config.set_visible_devices = lambda gpus, _: shown.append(gpus)
-    job, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
-    assert (
-        own_gpus(SimpleNamespace(config=config), job, Cluster(job, {}, chosen), chosen, {}) == own
-    )
+    job = _meeting(rank, world_size, others, [1])
+    cluster = Cluster(job, environs[rank])
+    assert own_gpus(SimpleNamespace(config=config), job, cluster, {}) == own
     assert shown == ([] if len(own) == 2 else [[f"gpu{index}" for index in own]])
 
 
@@ -171,10 +180,39 @@ def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> N
 )
 def test_too_few_gpus(environ: dict[str, str], enough: bool) -> None:
     tf = SimpleNamespace(config=SimpleNamespace(list_physical_devices=lambda _: ["gpu0"]))
-    job, options = _meeting(1, 2), Options("tensorflow")
-    cluster = Cluster(job, environ, options)
+    job = _meeting(1, 2)
+    cluster = Cluster(job, environ)
     if enough:  # each process sees only its own, as number 0
-        assert own_gpus(tf, job, cluster, options, environ) == [0]
+        assert own_gpus(tf, job, cluster, environ) == [0]
         return
     with pytest.raises(DistbootError, match="2 ranks of this node use GPUs, and this one sees 1"):
-        own_gpus(tf, job, cluster, options, environ)
+        own_gpus(tf, job, cluster, environ)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "parameter_server"}])
+def test_parameter_servers_of_tf_config_are_the_default(options: dict[str, Any]) -> None:
+    _refuse(options, _SERVERS[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "said"),
+    [
+        ({"strategy": "mirrored"}, _SERVERS[0], "is for one process, and the job has 4"),
+        ({"strategy": "multi_worker_mirrored"}, _SERVERS[0], "has parameter servers, and strategy"),
+        ({"timeout": 5.0}, _SERVERS[0], "backend= and timeout= are for strategy"),
+        ({"strategy": "parameter_server"}, {}, "needs a TF_CONFIG with the tasks chief, worker"),
+    ],
+)
+def test_strategies_that_a_job_cannot_have(
+    options: dict[str, Any], environ: dict[str, str], said: str
+) -> None:
+    with pytest.raises(DistbootError, match=said) as refusal:
+        _refuse(options, environ)
+    assert refusal.value.code == "usage"
+
+
+def _refuse(options: dict[str, Any], environ: Mapping[str, str]) -> None:
+    chosen = Options("tensorflow", **options)
+    job = _meeting(0, 4)
+    refuse_options(chosen, environ)
+    refuse_job(Cluster(job, environ), job, chosen)

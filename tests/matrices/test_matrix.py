@@ -38,6 +38,7 @@ class Row(NamedTuple):
     wrapped: str = ""
     ranks: int = 2
     needs_mpi: bool = False  # whether it makes sense under MPI launchers only
+    needs_cluster: bool = False  # whether it needs a TF_CONFIG with parameter servers
 
     @property
     def title(self) -> str:
@@ -59,7 +60,12 @@ ROWS = (
     Row("Horovod, torch", "horovod_torch.py"),
     Row("Horovod, TensorFlow", "horovod_tensorflow.py"),
     Row("TensorFlow, multi-worker", "tensorflow_multi_worker.py"),
-    Row("TensorFlow, parameter server", "tensorflow_parameter_server.py", ranks=3),
+    Row(
+        "TensorFlow, parameter server",
+        "tensorflow_parameter_server.py",
+        ranks=3,
+        needs_cluster=True,
+    ),
     Row("Lightning", "lightning_trainer.py"),
     Row("Transformers `Trainer`, through the wrapper", "transformers_trainer.py", wrapped="torch"),
     Row("Accelerate, through the wrapper", "accelerate_loop.py", wrapped="torch"),
@@ -85,7 +91,11 @@ class Outcome(NamedTuple):
 
 def senseless(row: Row, launcher: str) -> str:
     """The code of the error with which this pair is refused; empty if it is to train."""
-    return "mpi-mismatch" if row.needs_mpi and launcher not in (*MPI, "one process") else ""
+    if row.needs_mpi and launcher not in (*MPI, "one process"):
+        return "mpi-mismatch"
+    if row.needs_cluster and launcher not in ("Azure ML TensorFlow", "one process"):
+        return "usage"
+    return ""
 
 
 def missing_for(launcher: str) -> str | None:

@@ -172,7 +172,7 @@ reveal_type(ctx.task_id)  # int | None
 reveal_type(ctx.is_main)  # bool
 reveal_type(ctx.preempted)  # bool
 
-with init("tensorflow", strategy="parameter_server", ps=1, timeout=60) as inner:
+with init("tensorflow", strategy="multi_worker_mirrored", timeout=60) as inner:
     reveal_type(inner)  # distboot.context.Context
     with inner.main_first(timeout=10), inner.local_main_first():
         inner.barrier()

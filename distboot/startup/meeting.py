@@ -1,0 +1,175 @@
+"""How the ranks meet in `init`, and where the agent is.
+
+| the agent is | where |
+|---|---|
+| in the wrapper around this process | the wrapper is an agent: the ranks have met already |
+| a process beside this one, the sidecar | several ranks, or a report is to be written |
+| a thread of this process | the sidecar did not start: failure detection is off |
+| not there | the process is alone, or the rendezvous is off |
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from .. import frameworks
+from ..agent.meet import join_here, joining
+from ..agent.session import Session, alone
+from ..base import settings
+from ..base.text import log_line
+from ..detection.export import (
+    EnvTransaction,
+    require_master,
+    thread_variables,
+    wait_until_resolves,
+)
+from ..detection.placement import Placement
+from ..rendezvous.events import ALL_CALLED, CALLED
+from ..rendezvous.plan import plan_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..agent.link import AgentLink
+    from ..agent.sidecar_start import Sidecar
+    from ..rendezvous.membership import JoinResult
+    from ..report.files import StartupReport
+
+_starts = itertools.count(1)  # how often the ranks below a wrapper have started a framework
+
+
+class Call(NamedTuple):
+    """One call of `init`."""
+
+    placement: Placement
+    options: frameworks.Options
+    join_timeout: float
+    supervision: settings.SupervisionSettings
+    launcher: str | None  # that the caller named
+
+
+def meeting(call: Call, exported: EnvTransaction) -> AbstractContextManager[Session]:
+    """All ranks together; where the rendezvous is off, what this process's environment proves."""
+    call, for_plan = _planned(call)
+    has_rendezvous = settings.rendezvous_setting()
+    report = call.supervision.report
+    if has_rendezvous and call.placement.world_size == 1 and report is None:
+        # A process that is alone needs no agent
+        return join_here(call.placement, os.environ, call.join_timeout, **for_plan)
+    from ..report.files import StartupReport
+
+    startup = StartupReport(report, call.placement)
+    if not has_rendezvous:
+        startup.impossible()
+        wait_until_resolves(call.placement, call.join_timeout)
+        return nullcontext(alone(call.placement, call.join_timeout))
+    from ..agent.sidecar_start import Sidecar
+
+    for_plan["problem"] = startup.problem()
+    try:
+        sidecar = Sidecar()
+    except OSError as error:
+        return _without_sidecar(call, for_plan, error, startup)
+    return _with_sidecar(call, for_plan, sidecar, startup, exported)
+
+
+def _planned(call: Call) -> tuple[Call, dict[str, Any]]:
+    """The call with the address of rank 0, and what `plan_of` needs besides."""
+    placement = call.placement
+    for_plan: dict[str, Any] = {
+        "framework": call.options.describe(),
+        "on_cpu": frameworks.on_cpu(call.options),
+    }
+    is_mpi = call.options.framework == "mpi"
+    if placement.master_addr is None or is_mpi:
+        from ..frameworks import mpi  # here, as most jobs know where rank 0 is
+
+        placement, hosts = mpi.located(placement, call.join_timeout, used=is_mpi)
+        for_plan["hosts"] = hosts
+    return call._replace(placement=require_master(placement)), for_plan
+
+
+@contextmanager
+def met_in_wrapper(
+    call: Call, link: AgentLink, result: JoinResult, called: float
+) -> Iterator[Session]:
+    """All ranks together, as the wrappers' agents have let them meet; `called`: since when."""
+    from ..agent import sidecar_start
+
+    job = _session(call, link)
+    job.count = next(_starts)
+    job.is_watched = call.supervision.detects
+    job.take(result)
+    job.steps[CALLED] = called
+    job.steps[ALL_CALLED] = time.time()
+    yield job
+    sidecar_start.tell_steps(job)
+
+
+def _session(call: Call, link: AgentLink) -> Session:
+    job = Session(call.placement, call.join_timeout)
+    job.link = link
+    job.framework = call.options.describe()
+    return job
+
+
+@contextmanager
+def _with_sidecar(
+    call: Call,
+    for_plan: Mapping[str, Any],
+    sidecar: Sidecar,
+    report: StartupReport,
+    exported: EnvTransaction,
+) -> Iterator[Session]:
+    """All ranks together, with the agent in a process beside this one."""
+    from ..agent.sidecar_start import tell_steps
+
+    placement = call.placement
+    try:
+        plan, problem = plan_of(placement, os.environ, call.join_timeout, **for_plan)
+        job = _session(call, sidecar.link)
+        job.when_ready = lambda: sidecar.take_over(job)
+        with report.despite_signals(), joining(job, problem, report.failed):
+            sidecar.begin(plan, call.supervision)
+            if placement.local_world_size is not None and problem is None:
+                # The import of torch reads these
+                exported.write(thread_variables(placement, os.environ))
+                frameworks.preload(call.options, job)
+            job.take(sidecar.link.joined(plan.join_timeout))
+        with report.until_watched(job):
+            yield job
+        tell_steps(job)
+    except BaseException:
+        if not sidecar.is_current:  # a current one reports how this process ends
+            sidecar.close()
+        raise
+
+
+@contextmanager
+def _without_sidecar(
+    call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartupReport
+) -> Iterator[Session]:
+    """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
+    from ..agent.in_wrapper import WrapperAgent
+    from ..frameworks._base import at_end
+
+    placement = call.placement
+    log_line(
+        placement.who,
+        "warning: failure detection is off for this rank: the monitor process did not start: "
+        f"{why}",
+    )
+    supervision = call.supervision._replace(detects=False, report=None)
+    with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
+        with WrapperAgent(job, supervision, None) as agent:
+            job.link = agent.link(placement.rank)
+            job.framework = call.options.describe()
+            # Otherwise the end of its connections would be a failure to the others
+            at_end(well=agent.leave_job)
+            with report.until_watched(job):
+                yield job
+        job.joined = None  # the thread has it until this process ends

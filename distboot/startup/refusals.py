@@ -1,0 +1,50 @@
+"""The processes in which `init` must not join the job as a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..base.errors import DistbootError
+from ..detection import inherited
+from ..detection.detect import LAUNCHERS, refuse_unless_rank
+from ..detection.launchers.slurm import SINGLE
+from ..detection.placement import Placement
+
+
+def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
+    """Refuse a process that is not, or need not be, the rank that its environment says."""
+    if placement.world_size > 1 and outer.joined not in (0, os.getpid()):
+        # A DataLoader worker or a subprocess, which inherits the environment of its rank
+        raise DistbootError(
+            "already-joined",
+            f"this rank has joined already, as process {outer.joined}, which started this one",
+            "call distboot.init() in one process per rank, below `if __name__ == '__main__':` "
+            "where workers are spawned, or close() the context before another process takes its "
+            "place",
+        )
+    launcher = LAUNCHERS[placement.launcher]
+    if launcher.unsupported_reason:
+        raise DistbootError(
+            "unsupported-launcher",
+            f"distboot.init() does not work under {launcher.title}: the other processes do not "
+            "exist yet",
+            launcher.unsupported_reason,
+        )
+    refuse_unless_rank(placement)
+
+
+def refuse_spawned(placement: Placement) -> None:
+    """Refuse a child of multiprocessing without a rank: each of them would be rank 0 of 1."""
+    if placement.launcher != SINGLE.name:
+        return
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        raise DistbootError(
+            "spawned-process",
+            "multiprocessing started this process, and nothing says which rank it is: it would be "
+            "rank 0 of 1",
+            "start the ranks with python -m distboot --nproc-per-node N script.py, without "
+            "mp.spawn; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process before "
+            "init(); or DISTBOOT_LAUNCHER=none where each is to be alone",
+        )
