@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from ..base.errors import DistbootError
 from ..base.text import log_line
-from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.node_platform import ranks_per_node
+from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
 
@@ -37,7 +37,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     if wanted.isdigit():
         return int(wanted)
     if wanted == "auto":
-        per_node = ranks_per_node(NODE_PLATFORMS, environ)
+        per_node = ranks_per_node(node_platforms(related(environ)), environ)
         if per_node is not None:
             return per_node[1]
     return _count_here(wanted, environ)
@@ -76,7 +76,7 @@ def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
 
 def warn_if_bound(placement: Placement) -> None:
     """Warn that a launcher has bound this process to a few CPUs, which its ranks inherit."""
-    if placement.launcher == "single":
+    if not placement.has_launcher:
         return
     own = cpus.affinity()
     all_cpus = cpus.of_all()

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from .target import Target
 
@@ -32,24 +32,20 @@ class Framework(NamedTuple):
     """A framework with variables of its own, which the wrapper sets only with `--framework`."""
 
     starts: re.Pattern[str]  # in a script that starts it
-    launchers: tuple[str, ...]  # whose variables it reads itself
     variable: str  # any other environment with it tells the framework its rank
 
 
 _FRAMEWORKS = {
     "horovod": Framework(
         re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
-        (*MPI_LAUNCHERS, "horovodrun"),
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
         re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
-        (),
         "TF_CONFIG",
     ),
     "jax": Framework(
         re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
-        ("slurm", *MPI_LAUNCHERS),
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
@@ -131,7 +127,7 @@ def _framework_without_variables(
     text: str, placement: Placement, environ: Mapping[str, str]
 ) -> str | None:
     for name, framework in _FRAMEWORKS.items():
-        if placement.launcher in framework.launchers or framework.variable in environ:
+        if name in LAUNCHERS[placement.launcher].read_by or framework.variable in environ:
             continue
         if framework.starts.search(text):
             return name
