@@ -78,21 +78,25 @@ def unused(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
     """What the environment reserves and this job leaves unused; None: nothing is known of that."""
-    found = _ignored_hostfile(placement, environ, texts)
-    if found is not None:
-        return found
+    ignored = _ignored_hostfile(placement, environ, texts)
+    if ignored is not None:
+        return ignored
     system = _system(environ)
-    if system is None or _is_step(environ):
+    is_step = _is_step(environ)
+    if system is None or is_step:
         return None
+    nothing = Count()
     tasks = _count(system.tasks, environ, texts)
     hosts = _count(system.hosts, environ, texts)
     if not _leaves_tasks(placement, tasks.number):
-        tasks = Count()
+        tasks = nothing
     if not _leaves_hosts(placement, hosts.number):
-        hosts = Count()
-    if tasks == hosts == Count():
+        hosts = nothing
+    if (tasks, hosts) == (nothing, nothing):
         return None
-    return Unused(_found(system, tasks, hosts), _remedy(system, placement, tasks, hosts))
+    found = _found(system, tasks, hosts)
+    remedy = _remedy(system, placement, tasks, hosts)
+    return Unused(found, remedy)
 
 
 def files(environ: Mapping[str, str]) -> list[str]:
@@ -100,46 +104,57 @@ def files(environ: Mapping[str, str]) -> list[str]:
     names = [_HOSTFILE]
     system = _system(environ)
     if system is not None:
-        names += [source.name for source in system.hosts]
-    return [name for name in names if name in environ and name in _FILES]
+        for source in system.hosts:
+            names.append(source.name)
+    wanted = environ.keys() & set(_FILES)
+    return [name for name in names if name in wanted]
 
 
 def _system(environ: Mapping[str, str]) -> BatchSystem | None:
     """The one that started this job."""
     for system in BATCH_SYSTEMS:
-        if system.marker in environ:
+        marker = system.marker
+        if marker in environ:
             return system
     return None
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: then the user said how many."""
-    if "SLURM_STEP_ID" not in environ:
+    name = "SLURM_STEP_ID"
+    if name not in environ:
         return False
     from .launchers.slurm import INTERACTIVE_STEP
 
-    return environ["SLURM_STEP_ID"] != INTERACTIVE_STEP
+    step = environ[name]
+    return step != INTERACTIVE_STEP
 
 
 def _count(
     sources: Sequence[Source], environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Count:
     """The number of the first of these sources that can be read."""
+    fetched = dict.fromkeys(_FETCHED, "")
+    known = {**environ, **fetched, **texts}
     for source in sources:
-        if source.name not in environ or source.unless in environ:
+        counts_other = source.unless in environ
+        if counts_other or source.name not in environ:
             continue
-        text = environ[source.name]
-        if source.name in _FETCHED:
-            text = texts.get(source.name, "")
+        text = known[source.name]
         number = source.count(text)
         if number:
-            return Count(number, variable(environ, source.name))
+            shown = variable(environ, source.name)
+            return Count(number, shown)
     return Count()
 
 
 def _leaves_tasks(placement: Placement, tasks: int) -> bool:
     """Whether tasks have no rank. Other launchers than these were told how many ranks to start."""
-    return placement.launcher in (NO_LAUNCHER, WRAPPER) and placement.world_size < tasks
+    launcher = placement.launcher
+    ranks = placement.world_size
+    if launcher not in (NO_LAUNCHER, WRAPPER):
+        return False
+    return ranks < tasks
 
 
 def _leaves_hosts(placement: Placement, hosts: int) -> bool:
@@ -147,10 +162,12 @@ def _leaves_hosts(placement: Placement, hosts: int) -> bool:
 
     Some may have been left out on purpose where a launcher has reached other hosts.
     """
-    nodes = placement.num_nodes
-    if nodes is None or nodes >= hosts:
+    nodes = placement.num_nodes or hosts
+    if nodes >= hosts:
         return False
-    return nodes == 1 or placement.launcher == WRAPPER
+    is_one_node = nodes == 1
+    is_wrapper = placement.launcher == WRAPPER
+    return is_one_node or is_wrapper
 
 
 def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
@@ -186,44 +203,55 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
 def _ignored_hostfile(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
-    """A hostfile of Open MPI 4, which Open MPI 5 does not read: all ranks are then on the host of mpirun."""
-    if placement.launcher != "openmpi" or _HOSTFILE_OF_5 in environ:
-        return None
+    """A hostfile of Open MPI 4, which Open MPI 5 does not read: all ranks are then on mpirun's host."""
     # PMIX_NAMESPACE=prterun-nodea-22774@1; Open MPI 4 has a number there.
-    if not environ.get("PMIX_NAMESPACE", "").startswith("prterun-"):
+    is_5 = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
+    is_open_mpi_5 = placement.launcher == "openmpi" and is_5
+    if _HOSTFILE_OF_5 in environ or not is_open_mpi_5:
         return None
     hosts = _lines_of_hosts(texts.get(_HOSTFILE, ""))
     if not _leaves_hosts(placement, hosts):
         return None
-    names = f"{variable(environ, _HOSTFILE)} names {counted(hosts, 'host')}"
+    shown = variable(environ, _HOSTFILE)
+    path = environ[_HOSTFILE]
     return Unused(
-        f"the file {names}, and Open MPI 5 does not read that variable",
-        f"name the file in {_HOSTFILE_OF_5}; or mpirun --hostfile {environ[_HOSTFILE]} …",
+        f"the file {shown} names {counted(hosts, 'host')}, "
+        "and Open MPI 5 does not read that variable",
+        f"name the file in {_HOSTFILE_OF_5}; or mpirun --hostfile {path} …",
     )
 
 
 def _number(text: str) -> int:
-    return digits(text.strip()) or 0
+    stripped = text.strip()
+    number = digits(stripped)
+    return number or 0
 
 
 def _words(text: str) -> int:
-    return len(text.split())
+    words = text.split()
+    return len(words)
 
 
 def _different_words(text: str) -> int:
-    return len(set(text.split()))
+    words = text.split()
+    different = set(words)
+    return len(different)
 
 
 def _hosts_with_slots(text: str) -> int:
     """`"h1 2 h2 1 "` has 2."""
-    return len(set(text.split()[::2]))
+    words = text.split()
+    hosts = words[::2]
+    different = set(hosts)
+    return len(different)
 
 
 def _lines_of_hosts(text: str) -> int:
     """How many different hosts begin a line: `"nodea slots=1"`, `"h1 8 all.q@h1 UNDEFINED"`."""
     hosts = set()
     for line in text.splitlines():
-        words = line.partition("#")[0].split()
+        without_comment, _, _ = line.partition("#")
+        words = without_comment.split()
         hosts.update(words[:1])
     return len(hosts)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
-from .launchers import Launcher
+from .launchers import Launcher, Step
 from .placement import NUMBERS, VARIABLES, Placement
 from .readings import Environment, claimed_whole, markers_present, read_placement
 
@@ -31,7 +31,8 @@ class Claim(NamedTuple):
 
     @property
     def further_out(self) -> Sequence[Launcher]:
-        return self.present[self.present.index(self.launcher) + 1 :]
+        own = self.present.index(self.launcher)
+        return self.present[own + 1 :]
 
 
 def conflict(
@@ -51,107 +52,134 @@ def conflict(
 
 def refuse_other_daemons(claim: Claim) -> None:
     """Refuse other numbers of another launcher that has daemons, or of a step of Slurm's."""
+    own_variables = claim.launcher.numbers[:2]
     for other in claim.further_out:
+        if other not in claim.candidates:
+            continue
         # Of those that read the same variables for rank and size, none can disagree
-        is_same = other.numbers[:2] == claim.launcher.numbers[:2]
-        if other.uses_daemons and other in claim.candidates and not is_same:
+        is_same = other.numbers[:2] == own_variables
+        if other.uses_daemons and not is_same:
             _refuse_other_numbers(claim, other)
     for other in claim.candidates:
-        if other.step is not None:
-            _refuse_other_step(claim, other)
+        step = other.step(claim.environ)
+        if step is not None:
+            _refuse_other_step(claim, other, step)
 
 
 def _refuse_other_numbers(claim: Claim, other: Launcher) -> None:
+    placement = claim.placement
     theirs = claimed_whole(other, claim.environ)
-    if theirs is None or _agree(claim.placement, theirs):
+    if theirs is None or _agree(placement, theirs):
         return
-    may_be_daemons = _may_be_daemons(claim.placement, theirs.world_size, theirs.num_nodes)
+    may_be_daemons = _may_be_daemons(placement, theirs.world_size, theirs.num_nodes)
     if other.starts_daemons and may_be_daemons:
         return
-    variables = markers_present(other, claim.environ)
-    raise conflict(claim.placement, other.name, theirs.rank, theirs.world_size, variables)
+    raise conflict(
+        placement,
+        other.name,
+        theirs.rank,
+        theirs.world_size,
+        markers_present(other, claim.environ),
+    )
 
 
 def _agree(one: Placement, other: Placement) -> bool:
     """Whether their numbers are the same, as far as both are known."""
     for field in NUMBERS:
-        pair = {getattr(one, field), getattr(other, field)}
-        if len(pair - {None}) > 1:
+        mine = getattr(one, field)
+        its = getattr(other, field)
+        known = {mine, its}
+        known.discard(None)
+        if len(known) > 1:
             return False
     return True
 
 
-def _refuse_other_step(claim: Claim, scheduler: Launcher) -> None:
+def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
     """Refuse a process that is also a task of a step which is not that of the launcher's daemons."""
-    assert scheduler.step is not None
-    step = scheduler.step(claim.environ)
-    if step is None:
-        return
     placement = claim.placement
+    same = _may_be_daemons(placement, step.tasks, step.nodes)
     if (step.rank, step.tasks) == (placement.rank, placement.world_size):
-        same = step.local_rank in ("", str(placement.local_rank)) or placement.local_rank is None
-    else:
-        same = _may_be_daemons(placement, step.tasks, step.nodes)
-    if not same:
-        variables = markers_present(scheduler, claim.environ)
-        raise conflict(placement, scheduler.name, step.rank, step.tasks, variables)
+        known = {step.local_rank, str(placement.local_rank)} - {"", "None"}
+        same = len(known) < 2
+    if same:
+        return
+    raise conflict(
+        placement,
+        scheduler.name,
+        step.rank,
+        step.tasks,
+        markers_present(scheduler, claim.environ),
+    )
 
 
 def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
     """Whether so many tasks can be a launcher's daemons: one a node, on nodes without ranks too."""
-    if placement.world_size == 1 and tasks > 1:
-        return False  # srun was more likely told to start these tasks
-    return tasks == nodes
+    one_a_node = tasks == nodes
+    # For a single rank srun was more likely told to start these tasks.
+    is_single = placement.world_size == 1
+    return one_a_node and not (is_single and tasks > 1)
 
 
 def refuse_other_nodes(claim: Claim) -> None:
     """Refuse fewer ranks than a platform has nodes, and platforms that number nodes differently."""
-    numbers_nodes = claim.launcher.nodes is not None
+    placement = claim.placement
     for other in claim.present:
         if other.nodes is None or other is claim.launcher:
             continue
-        if numbers_nodes:
-            theirs = claimed_whole(other, claim.environ)
-        else:
+        if claim.launcher.nodes is None:
             theirs = _nodes_around(other, claim.environ)
-        if theirs is None or _fit(claim.placement, theirs, numbers_nodes=numbers_nodes):
+        else:
+            theirs = claimed_whole(other, claim.environ)
+        if theirs is None or _fit(claim, theirs):
             continue
-        variables = ", ".join([name for name in other.markers if name in claim.environ])
-        raise conflict(claim.placement, other.name, theirs.rank, theirs.world_size, variables)
+        names = claim.environ.keys() & set(other.markers)
+        raise conflict(
+            placement,
+            other.name,
+            theirs.rank,
+            theirs.world_size,
+            ", ".join(sorted(names, key=other.markers.index)),
+        )
 
 
-def _fit(own: Placement, theirs: Placement, *, numbers_nodes: bool) -> bool:
-    if numbers_nodes:
-        return (own.rank, own.world_size) == (theirs.rank, theirs.world_size)
-    return theirs.world_size <= own.world_size
+def _fit(claim: Claim, theirs: Placement) -> bool:
+    own = claim.placement
+    numbers_nodes = claim.launcher.nodes is not None
+    if not numbers_nodes:
+        return theirs.world_size <= own.world_size
+    mine = (own.rank, own.world_size)
+    its = (theirs.rank, theirs.world_size)
+    return mine == its
 
 
 def _nodes_around(platform: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The node of a process that something else has numbered; None: the platform does not say it."""
+    of_nodes = dict(environ)
     if not platform.owns_torch_vars:
         # These are the numbers of the processes, which the platform does not set
-        generic = VARIABLES.values()
-        environ = {name: value for name, value in environ.items() if name not in generic}
+        for name in VARIABLES.values():
+            of_nodes.pop(name, None)
     with suppress(DistbootError):
-        return read_placement(platform, environ)
+        return read_placement(platform, of_nodes)
     return None
 
 
 def notes_on_others(claim: Claim) -> list[str]:
     """Which variables of launchers further out are ignored."""
     notes = []
+    own = claim.launcher
     for other in claim.further_out:
         names = markers_present(other, claim.environ)
-        if names and not _is_expected(claim, other):
-            owner = f"{claim.launcher.name} owns the rank, {other.name} is further out"
-            notes.append(f"{names} ignored: {owner}")
+        # Of two with daemons that are there and agree, one has inherited the variables of the other.
+        is_inherited = own.uses_daemons and other.uses_daemons
+        if is_inherited or not names:
+            continue
+        is_platform = other.nodes is not None
+        is_one_node = is_platform and not other.claims(claim.environ)
+        if is_one_node:  # so that it has nothing to say
+            continue
+        owner = f"{own.name} owns the rank, {other.name} is further out"
+        note = f"{names} ignored: {owner}"
+        notes.append(note)
     return notes
-
-
-def _is_expected(claim: Claim, other: Launcher) -> bool:
-    """Whether variables of a launcher further out need no note."""
-    # Of two with daemons that are there and agree, one has inherited the variables of the other.
-    if claim.launcher.uses_daemons and other.uses_daemons:
-        return True
-    # A platform with one node has nothing to say.
-    return other.nodes is not None and not other.claims(claim.environ)

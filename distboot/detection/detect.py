@@ -50,17 +50,20 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
         environ = dict(os.environ)  # each look at os.environ itself encodes a name
     environment = Environment.of(environ)
     option = "launcher"
+    name = launcher
     if launcher is None:
-        launcher = environ.get("DISTBOOT_LAUNCHER") or None
         option = "DISTBOOT_LAUNCHER"
-    if launcher is None:
+        name = environ.get(option) or None
+    if name is None:
         placement = _found(environment)
     else:
         from .named import named  # here and below: most processes need only some of these
 
-        placement = named(environment, launcher, f"{option}={short_repr(launcher)}")
-    if environment.outer.is_about(placement):
-        return environment.outer.merge(placement)
+        option = f"{option}={short_repr(name)}"
+        placement = named(environment, name, option)
+    outer = environment.outer
+    if outer.is_about(placement):
+        placement = outer.merge(placement)
     return placement
 
 
@@ -78,7 +81,8 @@ def refuse_unless_rank(placement: Placement) -> None:
 def _found(environment: Environment) -> Placement:
     """The placement by the innermost launcher, or of a process that is alone."""
     placement = _innermost(environment)
-    if not placement.has_launcher and _has_rank(environment.outer):
+    was_exported = _has_rank(environment.outer)
+    if was_exported and not placement.has_launcher:
         placement = _as_exported(environment)
     _refuse_signs(placement, environment.without_ours)
     return placement
@@ -106,7 +110,8 @@ def _innermost(environment: Environment) -> Placement:
 def _with_notes(placement: Placement, notes: Sequence[str]) -> Placement:
     if not notes:
         return placement
-    return placement._replace(notes=(*placement.notes, *notes))
+    all_notes = (*placement.notes, *notes)
+    return placement._replace(notes=all_notes)
 
 
 def _checked(
@@ -132,11 +137,13 @@ def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[
     names = markers_present(launcher, environ)
     if not names:
         return []
-    if launcher.nodes is not None:
-        counts = {environ.get(name, "1") for name in launcher.markers}
-        if counts <= {"0", "1"}:  # a platform with one node has nothing to say
-            return []
-    return [f"{names} ignored: they are not about this very process"]
+    counts = {environ.get(name, "1") for name in launcher.markers}
+    has_one = counts <= {"0", "1"}
+    is_one_node = has_one and launcher.nodes is not None
+    if is_one_node:  # so that it has nothing to say
+        return []
+    note = f"{names} ignored: they are not about this very process"
+    return [note]
 
 
 def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placement:
@@ -150,7 +157,9 @@ def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placeme
 
 def _has_rank(outer: InheritedEnv) -> bool:
     """Whether an outer distboot has exported the rank of a process that is not alone."""
-    return not outer.launches and outer.fields.get("world_size", 1) != 1
+    world_size = outer.fields.get("world_size", 1)
+    has_others = world_size != 1
+    return has_others and not outer.launches
 
 
 def _as_exported(environment: Environment) -> Placement:
@@ -174,16 +183,14 @@ def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
     """Refuse a process that is alone by its placement, or another node, if the rest contradicts it."""
     launcher = LAUNCHERS[placement.launcher]
     is_alone = placement.world_size == 1 and placement.node_level is None
-    if not is_alone and launcher.nodes is not None:
-        from .not_alone import refuse_other_node
-
-        refuse_other_node(placement, environ, launcher.markers)
-    if not is_alone or not launcher.compared_with_signs:
+    check = launcher.compared_with_signs
+    if not is_alone:
+        check = launcher.nodes is not None
+    if not check:
         return
-    from . import signs
+    from . import not_alone
 
-    found = signs.signs(environ)
-    if found:
-        from .not_alone import not_alone
-
-        raise not_alone([*found, *signs.addresses(environ)], placement)
+    if is_alone:
+        not_alone.refuse_signs(placement, environ)
+    else:
+        not_alone.refuse_other_node(placement, environ, launcher.markers)

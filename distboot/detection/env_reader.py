@@ -72,6 +72,7 @@ class EnvReader:
         environ: Mapping[str, str],
         launcher: str,
         in_order: tuple[str, ...],
+        instead: Mapping[str, str],
         *,
         nodes_are_hosts: bool,
     ) -> None:
@@ -88,6 +89,7 @@ class EnvReader:
         self.port_seed: tuple[str, str] | None = None
         self._launcher = launcher
         self._in_order = in_order
+        self._instead = instead
         self._nodes_are_hosts = nodes_are_hosts
         self._values: dict[str, Any] = {**dict.fromkeys(FIELDS), "launcher": launcher}
         self._sources: dict[str, str] = {}
@@ -135,8 +137,14 @@ class EnvReader:
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
             if name is None:
                 continue
-            if name in self.environ or name not in optional:
-                self.integer(name, field)
+            found = self.set_name(name)
+            is_set = found in self.environ
+            if is_set or name not in optional:
+                self.integer(found, field)
+
+    def set_name(self, name: str) -> str:
+        """The variable, or the one that the launcher has instead where it is missing and that is not."""
+        return self.first(name, self._instead.get(name, name))
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         """The text of a variable that the launcher always sets.

@@ -63,6 +63,9 @@ _FORM = re.compile(
 )
 
 
+_JOINED = re.compile(r"(?<=,)joined=[^,]*,")
+
+
 class InheritedEnv(NamedTuple):
     """What `DISTBOOT_PLACEMENT` says; all is empty where it is not set."""
 
@@ -79,16 +82,20 @@ class InheritedEnv(NamedTuple):
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
-        if self.launches:
+        if self.launches or not self.fields:
             return False
+        known = self.fields
         for field in _IDENTITY:
-            if self.fields.get(field) != getattr(placement, field):
+            own = getattr(placement, field)
+            if own != known[field]:
                 return False
         for field in LEFT_OPEN:
-            number = getattr(placement, field)
-            if number is not None and number != self.fields.get(field):
+            own = getattr(placement, field)
+            possible = (None, known.get(field))
+            if own not in possible:
                 return False
-        return self.job == digest(placement.job_id)
+        job = digest(placement.job_id)
+        return self.job == job
 
     def is_new(self, launcher: str, identity: str) -> bool:
         """Whether the numbers of a launcher are those of another process than before.
@@ -96,38 +103,42 @@ class InheritedEnv(NamedTuple):
         A container may lack the variable of the job.
         """
         before = self.seen.get(launcher, "")
-        if identity[:8] != before[:8]:
+        own = identity[:8]
+        if own != before[:8]:
             return True
-        if "" in (identity[8:], before[8:]):
-            return False
-        return identity != before
+        jobs = {identity[8:], before[8:]}
+        both_known = "" not in jobs
+        return both_known and len(jobs) > 1
 
     def merge(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
         new = {}
         for field, value in self.fields.items():
-            if getattr(placement, field) == value:
-                continue
+            source = placement.sources.get(field, "")
             # An address or a port that is in the environment all the same was set after distboot
             # exported its own.
-            if placement.sources.get(field, "") != VARIABLES.get(field):
+            is_set_since = source == VARIABLES.get(field)
+            if not is_set_since:
                 new[field] = value
-        if not new:
-            return placement
         return placement.with_fields(VARIABLE, new)
 
     def framework_vars(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those of `others` that are as distboot exported them."""
         same = {}
         for name, known in self.others.items():
-            if name in environ and digest(environ[name]) == known:
-                same[name] = environ[name]
+            value = environ.get(name)
+            now = digest(value)
+            if value is not None and now == known:
+                same[name] = value
         return same
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` without its `framework_vars`."""
+        rest = dict(environ)
         same = self.framework_vars(environ)
-        return {name: value for name, value in environ.items() if name not in same}
+        for name in same:
+            del rest[name]
+        return rest
 
 
 _NOTHING = InheritedEnv()
@@ -180,36 +191,42 @@ def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
     for field, name in VARIABLES.items():
         if name not in outer.exported:
             continue
-        value = outer.fields.get(field)
+        now = environ.get(name)
         # What was exported without being a field is the launcher's own variable under another name.
-        if value is None or environ.get(name) == str(value):
+        exported = outer.fields.get(field, now)
+        if str(exported) == str(now):
             unchanged.add(name)
-    if _NUMBERED & outer.exported - unchanged:
+    changed = outer.exported - unchanged
+    if changed & _NUMBERED:
         # A launcher without variables of its own has started processes and numbered them. The place
         # of our one process is not theirs; the address may be: such launchers often leave it to the
         # environment.
-        unchanged -= {*_NUMBERED, "MASTER_ADDR", "MASTER_PORT"}
+        unchanged -= _NUMBERED
+        unchanged -= {"MASTER_ADDR", "MASTER_PORT"}
     return unchanged
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     """What an outer distboot has said of this very process, whose placement it is."""
     _, outer = strip(environ)
-    if outer.is_about(placement):
-        return outer
-    return _NOTHING
+    is_same = outer.is_about(placement)
+    if not is_same:
+        return _NOTHING
+    return outer
 
 
 def after_close(text: str) -> str:
     """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
-    return ",".join(word for word in text.split(",") if not word.startswith("joined="))
+    return _JOINED.sub("", text)
 
 
 def digest(job_id: str | None) -> str:
     """Eight hex digits that stand for a job id; empty for None."""
     if job_id is None:
         return ""
-    return f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
+    data = job_id.encode(errors="surrogatepass")
+    number = zlib.crc32(data)
+    return f"{number:08x}"
 
 
 @lru_cache  # a process asks for it some eight times while it starts
@@ -245,9 +262,8 @@ def _foreign(text: str) -> DistbootError:
 
 def _split(listed: str) -> list[str]:
     """`"RANK+WORLD_SIZE"` -> `["RANK", "WORLD_SIZE"]`."""
-    if not listed:
-        return []
-    return listed.split("+")
+    found = listed.split("+")
+    return list(filter(None, found))
 
 
 def _pairs(listed: str) -> dict[str, str]:
@@ -263,13 +279,15 @@ def _is_possible(numbers: Mapping[str, int], host: str) -> bool:
     """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
     world_size = numbers["world_size"]
     for index, size in SIZES.items():
-        if not numbers.get(index, 0) < numbers.get(size, world_size) <= world_size:
+        low = numbers.get(index, 0)
+        high = numbers.get(size, world_size)
+        if not low < high <= world_size:
             return False
-    if not 1 <= numbers.get("master_port", 1) <= 65535:
+    port = numbers.get("master_port", 1)
+    if port not in range(1, 65536):
         return False
-    if not host:
-        return True
     try:
-        return parse_address(host)[0] == host
+        parsed, _ = parse_address(host or "localhost")
     except ValueError:
         return False
+    return host in ("", parsed)

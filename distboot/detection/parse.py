@@ -31,7 +31,6 @@ _USUAL = re.compile(
     re.ASCII,
 )
 _LONGEST_USUAL = 200
-_LENGTHS_OF_LABELS = frozenset(range(1, 64))  # characters between the dots of a host name
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
@@ -45,32 +44,37 @@ _BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
 # One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
 _ITEM = re.compile(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:
     """`(host, port)` of an address: the host without brackets, the port None where there is none."""
-    usual = _USUAL.fullmatch(text)
-    if usual is not None and len(text) <= _LONGEST_USUAL:
-        host, port = usual.groups()
-        if port is None:
-            return host, None
-        return host, int(port)
-    return _parse_unusual_address(text)
+    usual = _USUAL.fullmatch(text[:_LONGEST_USUAL])
+    if usual is None or len(text) > _LONGEST_USUAL:
+        return _parse_unusual_address(text)
+    host, port = usual.groups()
+    if port is None:
+        return host, None
+    number = int(port)
+    return host, number
 
 
 def _parse_unusual_address(text: str) -> tuple[str, int | None]:
     if "://" in text:
-        raise ValueError("is a URL, not an address" + _service_link(text))
+        service = _service_link(text)
+        raise ValueError(f"is a URL, not an address{service}")
     if text.startswith("["):
         return _bracketed(text)
-    if text.count(":") > 1:
+    colons = text.count(":")
+    if colons > 1:
         return _ipv6(text), None
-    host, colon, port = text.partition(":")
+    host, _, port = text.partition(":")
     host = _name_or_ipv4(host)
-    if not colon:
+    if colons == 0:
         return host, None
-    return host, parse_port(port)
+    number = parse_port(port)
+    return host, number
 
 
 def _bracketed(text: str) -> tuple[str, int | None]:
@@ -78,11 +82,14 @@ def _bracketed(text: str) -> tuple[str, int | None]:
     host, bracket, rest = text[1:].partition("]")
     if not bracket:
         raise ValueError("has a '[' without its ']'")
-    if not rest:
-        return _ipv6(host), None
-    if not rest.startswith(":"):
+    colon = rest[:1]
+    if colon not in ("", ":"):
         raise ValueError("has something other than ':port' after its ']'")
-    return _ipv6(host), parse_port(rest[1:])
+    address = _ipv6(host)
+    if not colon:
+        return address, None
+    port = parse_port(rest[1:])
+    return address, port
 
 
 def parse_number(text: str, least: int = 0) -> int:
@@ -121,13 +128,14 @@ def _empty_or(text: str, cause: str, needed: str = "") -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether a host can mean only "this machine itself"; the wildcard addresses reach it, too."""
-    if host.lower().rstrip(".") in _LOOPBACK_NAMES:
+    name = host.lower().rstrip(".")
+    if name in _LOOPBACK_NAMES:
         return True
     if not is_address(host):
         return False
-    if ":" not in host:
-        return host.startswith(("127.", "0.")) and _is_loopback_address(host)
-    return _is_loopback_address(host)
+    is_ipv6 = ":" in host
+    may_be = host.startswith(("127.", "0.")) or is_ipv6
+    return may_be and _is_loopback_address(host)
 
 
 def _is_loopback_address(host: str) -> bool:
@@ -138,8 +146,10 @@ def _is_loopback_address(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return mapped.is_loopback or mapped.is_unspecified
+    mapped = getattr(address, "ipv4_mapped", None)
+    meant = mapped or address
+    is_wildcard = meant.is_unspecified
+    return meant.is_loopback or is_wildcard
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -166,17 +176,26 @@ def _expand(item: str, known: int) -> list[str]:
     # bracket.
     *parts, rest = _BRACKETS.split(item)
     plain = parts[::2]
-    is_hostlist = parts and not rest and all(map(_NAME.fullmatch, filter(None, plain)))
-    if not is_hostlist:
+    brackets = parts[1::2]
+    if rest or not brackets or not _are_names(plain):
         raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
     pieces: list[list[str]] = []
-    for text, ranges in zip(plain, parts[1::2], strict=True):
-        pieces += [[text], _numbers(ranges)]
-        _refuse_too_many(known + math.prod(map(len, pieces)))
+    for text, ranges in zip(plain, brackets, strict=True):
+        pieces.append([text])
+        pieces.append(_numbers(ranges))
+        count = math.prod(map(len, pieces))
+        _refuse_too_many(known + count)
     # Slurm's own order: the last bracket runs fastest, then the first, then the second.
     last = pieces.pop()
-    heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
+    pieces.reverse()
+    heads = ["".join(reversed(head)) for head in itertools.product(*pieces)]
     return [head + number for head in heads for number in last]
+
+
+def _are_names(texts: Sequence[str]) -> bool:
+    """Whether these are parts of host names; empty ones are."""
+    joined = "".join(texts)
+    return joined == "" or all(map(_NAME.fullmatch, filter(None, texts)))
 
 
 def expand_counts(text: str) -> list[int]:
@@ -196,17 +215,21 @@ def expand_counts(text: str) -> list[int]:
 
 def parse_hosts(text: str) -> list[str]:
     """The hosts of a list with commas, blanks or line breaks: `"a,b c"` -> `["a", "b", "c"]`."""
-    if len(text) > _LONGEST_JSON:
-        raise ValueError(
-            f"has {len(text)} characters; the longest list that is read has {_LONGEST_JSON}"
-        )
+    length = len(text)
+    if length > _LONGEST_JSON:
+        longest = f"the longest list that is read has {_LONGEST_JSON}"
+        raise ValueError(f"has {length} characters; {longest}")
     words = text.replace(",", " ").split()
     if not words:
         raise ValueError("is empty: a list of hosts is needed")
+    hosts = []
     try:
-        return [parse_address(word)[0] for word in words]
+        for word in words:
+            host, _ = parse_address(word)
+            hosts.append(host)
     except ValueError as cause:
         raise ValueError(f"is not a list of hosts: one of them {cause}") from None
+    return hosts
 
 
 def repeated_host(hosts: Sequence[str]) -> str | None:
@@ -214,12 +237,14 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
 
     Loopback may be, for tries.
     """
-    seen = set()
+    seen: set[str] = set()
     for host in hosts:
         lower = host.lower()
-        if lower in seen and not is_loopback(host):
-            return host
+        is_new = lower not in seen
         seen.add(lower)
+        if is_new or is_loopback(host):
+            continue
+        return host
     return None
 
 
@@ -228,13 +253,16 @@ def json_hosts(text: str) -> list[str]:
     hosts = _json(text)
     if not isinstance(hosts, list) or not hosts:
         raise ValueError(_NOT_JSON_HOSTS)
-    if not all(isinstance(host, str) for host in hosts):
+    kinds = set(map(type, hosts))
+    if kinds != {str}:
         raise ValueError(_NOT_JSON_HOSTS)
-    if len(set(hosts)) != len(hosts):
+    different = set(hosts)
+    if len(different) != len(hosts):
         raise ValueError("names a host twice")
     for host in hosts:
         if not _NAME.fullmatch(host):
-            raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {short_repr(host)}")
+            shown = short_repr(host)
+            raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {shown}")
     return hosts
 
 
@@ -254,7 +282,7 @@ def _json(text: str) -> object:
 
 
 def _is_whole_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+    return _WHOLE_NUMBER.fullmatch(text) is not None
 
 
 def _service_link(text: str) -> str:
@@ -270,10 +298,13 @@ def _ipv6(host: str) -> str:
     import ipaddress
 
     address, percent, scope = host.partition("%")
-    if not percent or _SCOPE.fullmatch(scope):
+    is_scope = percent == "" or _SCOPE.fullmatch(scope)
+    if is_scope:
         with suppress(ValueError):
-            return str(ipaddress.IPv6Address(address)) + percent + scope
-    raise ValueError(f"is not an IPv6 address: {short_repr(host)} does not parse")
+            normal = str(ipaddress.IPv6Address(address))
+            return f"{normal}{percent}{scope}"
+    shown = short_repr(host)
+    raise ValueError(f"is not an IPv6 address: {shown} does not parse")
 
 
 def _name_or_ipv4(host: str) -> str:
@@ -283,9 +314,12 @@ def _name_or_ipv4(host: str) -> str:
         return host
     if is_address(host):
         raise ValueError("is not an IPv4 address")
-    labels = host.removesuffix(".").split(".")
-    lengths = {len(label) for label in labels}
-    if not _HOST_NAME.fullmatch(host) or len(host) > 253 or not lengths <= _LENGTHS_OF_LABELS:
+    without_dot = host.removesuffix(".")
+    is_name = len(host) <= 253 and _HOST_NAME.fullmatch(host)
+    for label in without_dot.split("."):
+        if len(label) not in range(1, 64):
+            is_name = None
+    if not is_name:
         raise ValueError("is not a host name")
     return host
 

@@ -144,14 +144,21 @@ class Sign(NamedTuple):
 
 def names(environ: Iterable[str]) -> list[str]:
     """The variables that may be a sign by their names, which scripts also write in small letters."""
-    return [name for name in environ if name.rpartition("_")[2] in _LAST_WORDS]
+    found = []
+    for name in environ:
+        last_word = name.rpartition("_")[2]
+        if last_word in _LAST_WORDS:
+            found.append(name)
+    return found
 
 
 def signs(environ: Mapping[str, str]) -> list[Sign]:
     """Everything in an environment that shows other processes, but for addresses."""
     present = _named(environ)
     found = list(_pairs(environ, present))
-    used = {name for sign in found for name in sign.variables}
+    used: set[str] = set()
+    for sign in found:
+        used.update(sign.variables)
     for name in present:
         if name not in used:
             found += _signs_of_one(name, environ[name])
@@ -160,25 +167,33 @@ def signs(environ: Mapping[str, str]) -> list[Sign]:
 
 def _named(environ: Mapping[str, str]) -> list[str]:
     """The variables that may be a sign, without those of independent jobs."""
-    return [name for name in names(environ) if not _INDEPENDENT.match(name.upper())]
+    found = []
+    for name in names(environ):
+        independent = _INDEPENDENT.match(name.upper())
+        if independent is None:
+            found.append(name)
+    return found
 
 
 def addresses(environ: Mapping[str, str]) -> list[Sign]:
     """The variables with an address of rank 0, each a sign if that is not this host."""
     found = []
-    for name in names(environ):
-        host = _host_of_rank0(name.upper(), environ[name].strip())
+    for name in _named(environ):
+        value = environ[name]
+        host = _host_of_rank0(name.upper(), value.strip())
         if host and not is_loopback(host):
-            found.append(Sign((name,), (environ[name],), "the address of rank 0", host))
+            sign = Sign((name,), (value,), "the address of rank 0", host)
+            found.append(sign)
     return found
 
 
 def _host_of_rank0(name: str, value: str) -> str:
     """The host in a variable that names that of rank 0; empty for any other variable."""
-    if not _ADDRESS.fullmatch(name) or _INDEPENDENT.match(name):
+    is_address = _ADDRESS.fullmatch(name) is not None
+    is_url = name.endswith(_URLS)
+    is_file = is_url and not value.startswith("tcp://")  # one that all processes share
+    if not is_address or is_file:
         return ""
-    if name.endswith(_URLS) and not value.startswith("tcp://"):
-        return ""  # a file that all processes share
     return _host_of(value)
 
 
@@ -192,10 +207,12 @@ def other_nodes(
     """
     families = {name.partition("_")[0] for name in own}
     for sign in _pairs(environ, _named(environ)):
-        index = _INDEX.fullmatch(sign.variables[0].upper())
+        variable = sign.variables[0].upper()
+        index = _INDEX.fullmatch(variable)
         assert index is not None
         prefix = index["prefix"]
-        if not prefix or prefix.partition("_")[0] in families:
+        family = prefix.partition("_")[0]
+        if not prefix or family in families:
             continue
         if _contradicts(index, sign.values, placement):
             return sign
@@ -206,15 +223,17 @@ def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placeme
     """Whether an index and a count are not those of this node, nor of a process on it."""
     number = digits(values[0])
     count = digits(values[1])
+    own = placement.rank
     nodes = placement.world_size
     if number is None or count is None:
         return False
     if not index["noun"]:  # ACME_RANK may be that of a process
         return count % nodes != 0
+    possible = [own, own + 1]  # an index may count from 1
     if index["kind"] == "RANK":
-        return (number, count) != (placement.rank, nodes)
-    # An index may count from 1
-    return count != nodes or number not in (placement.rank, placement.rank + 1)
+        possible = [own]
+    is_same = number in possible and count == nodes
+    return not is_same
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
@@ -227,14 +246,24 @@ def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]
         if index is None:
             continue
         count = _count_beside(index, counts)
-        if count is not None and _shows_several(index["kind"], environ[name], environ[count]):
-            values = (environ[name], environ[count])
-            yield Sign((name, count), values, f"one of several, by {name} and {count}")
+        if count is None:
+            continue
+        values = (environ[name], environ[count])
+        if _shows_several(index["kind"], *values):
+            meaning = f"one of several, by {name} and {count}"
+            yield Sign((name, count), values, meaning)
 
 
-def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
-    """Prefix -> the count of that prefix; True: its name has what it counts."""
-    counts: dict[str, dict[bool, str]] = {}
+class _Counts(NamedTuple):
+    """The counts of one prefix."""
+
+    with_noun: list[str]  # the names that have what they count
+    others: list[str]
+
+
+def _counts(present: Iterable[str]) -> dict[str, _Counts]:
+    """By prefix."""
+    counts: dict[str, _Counts] = {}
     for name in present:
         count = _COUNT.fullmatch(name.upper())
         if count is None:
@@ -242,90 +271,77 @@ def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
         prefix = count["prefix"]
         plural = count["plural"]
         if plural is not None:
-            singular = _SINGULARS.get(plural) or plural.removesuffix("S")
+            singular = _SINGULARS.get(plural, plural.removesuffix("S"))
             prefix = f"{prefix}{singular}_"
-        counts.setdefault(prefix, {}).setdefault(count["noun"] is not None, name)
+        of_prefix = counts.setdefault(prefix, _Counts([], []))
+        if count["noun"] is None:
+            of_prefix.others.append(name)
+        else:
+            of_prefix.with_noun.append(name)
     return counts
 
 
-def _count_beside(index: re.Match[str], counts: Mapping[str, Mapping[bool, str]]) -> str | None:
-    """The count that belongs to an index; None: there is none, or it is that of independent jobs."""
+def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | None:
+    """The count that belongs to an index, or None.
+
+    Of an index without a noun, which is not a rank, only a count that has what it counts. No index of
+    independent jobs has a count; and TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE
+    beside RANK_ID is the number of ranks.
+    """
     prefix = index["prefix"]
     noun = index["noun"] or ""
-    if not noun and _JOBS.search(prefix):
+    is_rank = index["kind"] == "RANK"
+    is_of_job = not noun and _JOBS.search(prefix)
+    if is_of_job:
         return None
-    for each in (prefix, prefix + noun):
-        beside = counts.get(each, {})
-        if True in beside:
-            return beside[True]
-        if False in beside:
-            return _count_without_noun(index, beside[False])
+    beside = counts.get(prefix) or counts.get(prefix + noun)
+    if beside is None:
+        return None
+    for name in beside.with_noun:
+        return name
+    is_id = index["kind"] == "ID" and noun != "RANK_"
+    for name in beside.others:
+        is_size = name.upper().endswith("SIZE")
+        may_count = noun or is_rank
+        if may_count and not (is_id and is_size):
+            return name
+        break
     return None
-
-
-def _count_without_noun(index: re.Match[str], count: str) -> str | None:
-    """Such a count, if the index has a noun or is a rank; not the size of what an id names.
-
-    TASK_SIZE beside TASK_ID is the size of the task, and RANK_SIZE beside RANK_ID is the count of ranks.
-    """
-    if not index["noun"] and index["kind"] != "RANK":
-        return None
-    if index["kind"] == "ID" and index["noun"] != "RANK_" and count.upper().endswith("SIZE"):
-        return None
-    return count
 
 
 def _shows_several(kind: str, index: str, count: str) -> bool:
     """Whether an index and a count are not those of one process: 0 of 1, or 1 of 1 counted from 1."""
-    if kind == "ID" and _is_name(index, count):
+    number = digits(index)
+    most = digits(count)
+    is_name = number is None or number > 10 * (most or number)  # `web.1`, or `12345` of `3`
+    if kind == "ID" and is_name:
         return False
     if _significant(count) == "1":
-        return index.isdigit() and index not in ("0", "1")
-    return "" not in (count, index)
-
-
-def _is_name(text: str, count: str) -> bool:
-    """Whether an id is a name and not an index: `web.1`, or `12345` of `3`."""
-    number = digits(text)
-    if number is None:
-        return True
-    most = digits(count)
-    if not most:
-        return False
-    return number > 10 * most
-
-
-def _is_above_0(text: str) -> bool:
-    return _significant(text) != ""
-
-
-def _is_above_1(text: str) -> bool:
-    return _significant(text) not in ("", "1")
-
-
-def _is_malformed(text: str) -> bool:
-    """Whether a number of processes or nodes is not a number; an empty one is as good as none."""
-    return text.strip() != "" and _significant(text) == ""
+        is_one = index in ("0", "1")
+        return index.isdigit() and not is_one
+    is_empty = "" in (count, index)
+    return not is_empty
 
 
 def _significant(text: str) -> str:
     """A number without the zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
     text = text.strip().lstrip("+")
-    if not text[:1].isdecimal():
+    first = text[:1]
+    if not first.isdecimal():
         return ""
     low, _, high = text.partition(":")
-    return (high or low).removesuffix(".0").lstrip("0")
+    last = high or low
+    return last.removesuffix(".0").lstrip("0")
 
 
 def _has_several_hosts(text: str) -> bool:
+    hosts = set()
     words = re.split(r"[\s,;]+", text[:_LONGEST])
-    hosts = {_host_of(word) for word in words if word}
-    others = [host for host in hosts if not is_loopback(host)]
-    return len(others) > 1
-
-
-def _has_comma(text: str) -> bool:
-    return "," in text
+    for word in filter(None, words):
+        host = _host_of(word)
+        if not is_loopback(host):
+            hosts.add(host)
+    return len(hosts) > 1
 
 
 class _Kind(NamedTuple):
@@ -337,11 +353,20 @@ class _Kind(NamedTuple):
 
 
 _KINDS_OF_ONE = (
-    _Kind(_SIZE, _is_above_1, "a number of processes or nodes above 1"),
-    _Kind(_PLAIN_SIZE, _is_malformed, MALFORMED),
-    _Kind(_RANK, _is_above_0, "a rank above 0"),
-    _Kind(_AZUREML_TASK, _is_above_0, "one of several tasks of a job of Azure ML"),
-    _Kind(_DEVICES, _has_comma, "the devices of several processes"),
+    _Kind(
+        _SIZE,
+        lambda text: _significant(text) not in ("", "1"),
+        "a number of processes or nodes above 1",
+    ),
+    # An empty one is as good as none.
+    _Kind(_PLAIN_SIZE, lambda text: text.strip() != "" and _significant(text) == "", MALFORMED),
+    _Kind(_RANK, lambda text: _significant(text) != "", "a rank above 0"),
+    _Kind(
+        _AZUREML_TASK,
+        lambda text: _significant(text) != "",
+        "one of several tasks of a job of Azure ML",
+    ),
+    _Kind(_DEVICES, lambda text: "," in text, "the devices of several processes"),
     _Kind(_HOSTS, _has_several_hosts, "several hosts"),
 )
 
@@ -350,8 +375,10 @@ def _signs_of_one(name: str, value: str) -> list[Sign]:
     """The sign that a variable is by itself, if it is one."""
     upper = name.upper()
     for kind in _KINDS_OF_ONE:
-        if kind.name.fullmatch(upper) and kind.shows(value):
-            return [Sign((name,), (value,), kind.meaning)]
+        is_kind = kind.name.fullmatch(upper) is not None
+        if is_kind and kind.shows(value):
+            sign = Sign((name,), (value,), kind.meaning)
+            return [sign]
     return []
 
 
@@ -359,6 +386,7 @@ def _host_of(text: str) -> str:
     """The host in an address, which may have a port or be a URL; the text itself if it is not one."""
     text = text.rpartition("://")[2]
     try:
-        return parse_address(text)[0]
+        host, _ = parse_address(text)
     except ValueError:
         return text
+    return host
