@@ -31,6 +31,7 @@ _USUAL = re.compile(
     re.ASCII,
 )
 _LONGEST_USUAL = 200
+_MAY_BE_LOOPBACK = re.compile(r"127\.|0\.|.*:", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
@@ -40,6 +41,7 @@ _LONGEST_RANGE = 65536  # Slurm's own bound for one range
 _LONGEST_JSON = 1_000_000  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
+_WITH_BRACKETS = re.compile(rf"((?:{_NAME.pattern})?\[[0-9,-]+\])+", re.ASCII)
 _BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
 # One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
 _ITEM = re.compile(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
@@ -50,13 +52,15 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 def parse_address(text: str) -> tuple[str, int | None]:
     """`(host, port)` of an address: the host without brackets, the port None where there is none."""
-    usual = _USUAL.fullmatch(text[:_LONGEST_USUAL])
-    if usual is None or len(text) > _LONGEST_USUAL:
+    usual = None
+    if len(text) <= _LONGEST_USUAL:
+        usual = _USUAL.fullmatch(text)
+    if usual is None:
         return _parse_unusual_address(text)
     host, port = usual.groups()
-    if port is None:
-        return host, None
-    number = int(port)
+    number = None
+    if port is not None:
+        number = int(port)
     return host, number
 
 
@@ -110,11 +114,14 @@ def parse_count(text: str) -> int:
 def parse_port(text: str) -> int:
     """A TCP port, 1 to 65535."""
     if "://" in text:
-        raise ValueError("is a URL, not a port" + _service_link(text))
+        service = _service_link(text)
+        raise ValueError(f"is a URL, not a port{service}")
     if not _is_whole_number(text):
-        raise ValueError(_empty_or(text, "is not a port number", ": a port number is needed"))
+        needed = ": a port number is needed"
+        raise ValueError(_empty_or(text, "is not a port number", needed))
     port = int(text[:6])
-    if not 1 <= port <= 65535:
+    possible = range(1, 65536)
+    if port not in possible:
         raise ValueError("is not a port: ports are 1 to 65535")
     return port
 
@@ -128,14 +135,15 @@ def _empty_or(text: str, cause: str, needed: str = "") -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether a host can mean only "this machine itself"; the wildcard addresses reach it, too."""
-    name = host.lower().rstrip(".")
-    if name in _LOOPBACK_NAMES:
+    name = host.lower()
+    if name.rstrip(".") in _LOOPBACK_NAMES:
         return True
     if not is_address(host):
         return False
-    is_ipv6 = ":" in host
-    may_be = host.startswith(("127.", "0.")) or is_ipv6
-    return may_be and _is_loopback_address(host)
+    may_be = _MAY_BE_LOOPBACK.match(host)
+    if may_be is None:
+        return False
+    return _is_loopback_address(host)
 
 
 def _is_loopback_address(host: str) -> bool:
@@ -165,24 +173,28 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _items(text: str) -> list[str]:
-    if "[" not in text:
+    """The items between the commas that are not in brackets."""
+    has_brackets = "[" in text
+    if not has_brackets:
         return text.split(",")
-    return _ITEM.findall(text + ",")
+    closed = text + ","
+    return _ITEM.findall(closed)
 
 
 def _expand(item: str, known: int) -> list[str]:
     """The host names of one item with brackets, of a list of which so many are known."""
-    # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last
-    # bracket.
-    *parts, rest = _BRACKETS.split(item)
-    plain = parts[::2]
+    if not _WITH_BRACKETS.fullmatch(item):
+        shown = short_repr(item)
+        raise ValueError(f"is not a hostlist: cannot read {shown}")
+    # Plain text at the even places, the inside of a bracket at the odd ones. The last text is empty.
+    parts = _BRACKETS.split(item)
+    plain = parts[:-1:2]
     brackets = parts[1::2]
-    if rest or not brackets or not _are_names(plain):
-        raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
     pieces: list[list[str]] = []
     for text, ranges in zip(plain, brackets, strict=True):
+        numbers = _numbers(ranges)
         pieces.append([text])
-        pieces.append(_numbers(ranges))
+        pieces.append(numbers)
         count = math.prod(map(len, pieces))
         _refuse_too_many(known + count)
     # Slurm's own order: the last bracket runs fastest, then the first, then the second.
@@ -190,12 +202,6 @@ def _expand(item: str, known: int) -> list[str]:
     pieces.reverse()
     heads = ["".join(reversed(head)) for head in itertools.product(*pieces)]
     return [head + number for head in heads for number in last]
-
-
-def _are_names(texts: Sequence[str]) -> bool:
-    """Whether these are parts of host names; empty ones are."""
-    joined = "".join(texts)
-    return joined == "" or all(map(_NAME.fullmatch, filter(None, texts)))
 
 
 def expand_counts(text: str) -> list[int]:
@@ -251,8 +257,8 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
     hosts = _json(text)
-    if not isinstance(hosts, list) or not hosts:
-        raise ValueError(_NOT_JSON_HOSTS)
+    if not isinstance(hosts, list):
+        raise ValueError(_NOT_JSON_HOSTS)  # noqa: TRY004 - of a text
     kinds = set(map(type, hosts))
     if kinds != {str}:
         raise ValueError(_NOT_JSON_HOSTS)
@@ -260,7 +266,8 @@ def json_hosts(text: str) -> list[str]:
     if len(different) != len(hosts):
         raise ValueError("names a host twice")
     for host in hosts:
-        if not _NAME.fullmatch(host):
+        is_name = _NAME.fullmatch(host)
+        if is_name is None:
             shown = short_repr(host)
             raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {shown}")
     return hosts
@@ -314,12 +321,12 @@ def _name_or_ipv4(host: str) -> str:
         return host
     if is_address(host):
         raise ValueError("is not an IPv4 address")
-    without_dot = host.removesuffix(".")
-    is_name = len(host) <= 253 and _HOST_NAME.fullmatch(host)
-    for label in without_dot.split("."):
-        if len(label) not in range(1, 64):
-            is_name = None
-    if not is_name:
+    labels = host.removesuffix(".").split(".")
+    longest = max(map(len, labels))
+    shortest = min(map(len, labels))
+    is_name = _HOST_NAME.fullmatch(host) is not None
+    checks = (is_name, len(host) <= 253, shortest > 0, longest <= 63)
+    if not all(checks):
         raise ValueError("is not a host name")
     return host
 
@@ -355,5 +362,6 @@ def _range(item: str, known: int) -> list[str]:
 
 
 def _refuse_too_many(count: int) -> None:
-    if count > _MOST:
+    too_many = count > _MOST
+    if too_many:
         raise ValueError(f"names more than {_MOST} nodes")

@@ -137,9 +137,12 @@ class Sign(NamedTuple):
     host: str = ""  # the one that they say is rank 0's, if any
 
     def __str__(self) -> str:
-        pairs = zip(self.variables, self.values, strict=True)
-        texts = [f"{name}={short_repr(value)}" for name, value in pairs]
-        return f"{', '.join(texts)}: {self.meaning}"
+        texts = []
+        for name, value in zip(self.variables, self.values, strict=True):
+            shown = short_repr(value)
+            texts.append(f"{name}={shown}")
+        listed = ", ".join(texts)
+        return f"{listed}: {self.meaning}"
 
 
 def names(environ: Iterable[str]) -> list[str]:
@@ -159,9 +162,10 @@ def signs(environ: Mapping[str, str]) -> list[Sign]:
     used: set[str] = set()
     for sign in found:
         used.update(sign.variables)
-    for name in present:
-        if name not in used:
-            found += _signs_of_one(name, environ[name])
+    rest = [name for name in present if name not in used]
+    for name in rest:
+        value = environ[name]
+        found += _signs_of_one(name, value)
     return found
 
 
@@ -178,22 +182,28 @@ def _named(environ: Mapping[str, str]) -> list[str]:
 def addresses(environ: Mapping[str, str]) -> list[Sign]:
     """The variables with an address of rank 0, each a sign if that is not this host."""
     found = []
+    meaning = "the address of rank 0"
     for name in _named(environ):
         value = environ[name]
-        host = _host_of_rank0(name.upper(), value.strip())
-        if host and not is_loopback(host):
-            sign = Sign((name,), (value,), "the address of rank 0", host)
-            found.append(sign)
+        stripped = value.strip()
+        host = _host_of_rank0(name.upper(), stripped)
+        is_here = host == "" or is_loopback(host)
+        if is_here:
+            continue
+        sign = Sign((name,), (value,), meaning, host)
+        found.append(sign)
     return found
 
 
 def _host_of_rank0(name: str, value: str) -> str:
     """The host in a variable that names that of rank 0; empty for any other variable."""
     is_address = _ADDRESS.fullmatch(name) is not None
-    is_url = name.endswith(_URLS)
-    is_file = is_url and not value.startswith("tcp://")  # one that all processes share
-    if not is_address or is_file:
+    if not is_address:
         return ""
+    is_url = name.endswith(_URLS)
+    is_tcp = value.startswith("tcp://")
+    if is_url and not is_tcp:
+        return ""  # a file that all processes share
     return _host_of(value)
 
 
@@ -206,41 +216,45 @@ def other_nodes(
     prefix are compared elsewhere.
     """
     families = {name.partition("_")[0] for name in own}
-    for sign in _pairs(environ, _named(environ)):
+    present = _named(environ)
+    for sign in _pairs(environ, present):
         variable = sign.variables[0].upper()
         index = _INDEX.fullmatch(variable)
         assert index is not None
         prefix = index["prefix"]
-        family = prefix.partition("_")[0]
-        if not prefix or family in families:
+        family, _, _ = prefix.partition("_")
+        is_compared = prefix != "" and family not in families
+        if not is_compared:
             continue
-        if _contradicts(index, sign.values, placement):
+        contradicts = _contradicts(index, sign.values, placement)
+        if contradicts:
             return sign
     return None
 
 
 def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placement) -> bool:
     """Whether an index and a count are not those of this node, nor of a process on it."""
-    number = digits(values[0])
-    count = digits(values[1])
+    number, count = map(digits, values)
     own = placement.rank
     nodes = placement.world_size
     if number is None or count is None:
         return False
     if not index["noun"]:  # ACME_RANK may be that of a process
-        return count % nodes != 0
+        rest = count % nodes
+        return rest != 0
     possible = [own, own + 1]  # an index may count from 1
-    if index["kind"] == "RANK":
+    is_rank = index["kind"] == "RANK"
+    if is_rank:
         possible = [own]
-    is_same = number in possible and count == nodes
+    same_index = number in possible
+    same_count = count == nodes
+    is_same = same_index and same_count
     return not is_same
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
     """An index and a count of one prefix: ACME_WORKER_INDEX and ACME_GROUP_SIZE."""
     counts = _counts(present)
-    if not counts:
-        return
     for name in present:
         index = _INDEX.fullmatch(name.upper())
         if index is None:
@@ -248,10 +262,12 @@ def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]
         count = _count_beside(index, counts)
         if count is None:
             continue
-        values = (environ[name], environ[count])
-        if _shows_several(index["kind"], *values):
+        own = environ[name]
+        total = environ[count]
+        kind = index["kind"]
+        if _shows_several(kind, own, total):
             meaning = f"one of several, by {name} and {count}"
-            yield Sign((name, count), values, meaning)
+            yield Sign((name, count), (own, total), meaning)
 
 
 class _Counts(NamedTuple):
@@ -282,45 +298,64 @@ def _counts(present: Iterable[str]) -> dict[str, _Counts]:
 
 
 def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | None:
-    """The count that belongs to an index, or None.
-
-    Of an index without a noun, which is not a rank, only a count that has what it counts. No index of
-    independent jobs has a count; and TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE
-    beside RANK_ID is the number of ranks.
-    """
+    """The count that belongs to an index; None: there is none, or it is that of independent jobs."""
     prefix = index["prefix"]
     noun = index["noun"] or ""
-    is_rank = index["kind"] == "RANK"
-    is_of_job = not noun and _JOBS.search(prefix)
-    if is_of_job:
+    is_of_jobs = _JOBS.search(prefix) is not None
+    if is_of_jobs and not noun:
         return None
     beside = counts.get(prefix) or counts.get(prefix + noun)
     if beside is None:
         return None
     for name in beside.with_noun:
         return name
-    is_id = index["kind"] == "ID" and noun != "RANK_"
     for name in beside.others:
-        is_size = name.upper().endswith("SIZE")
-        may_count = noun or is_rank
-        if may_count and not (is_id and is_size):
+        if _may_count(index, name):
             return name
         break
     return None
 
 
+def _may_count(index: re.Match[str], count: str) -> bool:
+    """Whether a count without a noun belongs to an index: to one of nodes or processes, or a rank.
+
+    TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE beside RANK_ID is the number of
+    ranks.
+    """
+    noun = index["noun"]
+    kind = index["kind"]
+    is_size = count.upper().endswith("SIZE")
+    is_id = kind == "ID"
+    if not noun:
+        return kind == "RANK"
+    of_thing = is_id and is_size
+    return noun == "RANK_" or not of_thing
+
+
 def _shows_several(kind: str, index: str, count: str) -> bool:
     """Whether an index and a count are not those of one process: 0 of 1, or 1 of 1 counted from 1."""
-    number = digits(index)
-    most = digits(count)
-    is_name = number is None or number > 10 * (most or number)  # `web.1`, or `12345` of `3`
-    if kind == "ID" and is_name:
+    is_id = kind == "ID"
+    if is_id and _is_name(index, count):
         return False
-    if _significant(count) == "1":
-        is_one = index in ("0", "1")
-        return index.isdigit() and not is_one
-    is_empty = "" in (count, index)
-    return not is_empty
+    significant = _significant(count)
+    ones = ("0", "1")
+    if significant == "1":
+        is_number = index.isdigit()
+        return is_number and index not in ones
+    both = (count, index)
+    return "" not in both
+
+
+def _is_name(text: str, count: str) -> bool:
+    """Whether an id is a name and not an index: `web.1`, or `12345` of `3`."""
+    number = digits(text)
+    most = digits(count)
+    if number is None:
+        return True
+    if not most:
+        return False
+    highest = 10 * most
+    return number > highest
 
 
 def _significant(text: str) -> str:
@@ -374,12 +409,13 @@ _KINDS_OF_ONE = (
 def _signs_of_one(name: str, value: str) -> list[Sign]:
     """The sign that a variable is by itself, if it is one."""
     upper = name.upper()
+    found: list[Sign] = []
     for kind in _KINDS_OF_ONE:
         is_kind = kind.name.fullmatch(upper) is not None
         if is_kind and kind.shows(value):
             sign = Sign((name,), (value,), kind.meaning)
-            return [sign]
-    return []
+            found.append(sign)
+    return found[:1]
 
 
 def _host_of(text: str) -> str:

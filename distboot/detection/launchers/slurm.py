@@ -11,6 +11,7 @@ and rank 0 is one where the id or the size of a step is there, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ...base.errors import UNKNOWN_RANK, DistbootError
@@ -36,6 +37,9 @@ _SAME_IN_A_STEP = (
     (_SIZE_OF_JOB, _SIZE),
     ("SLURM_TASKS_PER_NODE", _PER_NODE),
 )
+
+# Values of -m for which it does; empty is the default
+_IN_ORDER = re.compile("block|cyclic|plane|$")
 
 # The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step (slurm.h:
 # SLURM_INTERACTIVE_STEP).
@@ -94,8 +98,9 @@ def _read(reader: EnvReader) -> None:
 def _take_first(reader: EnvReader, hosts: list[str]) -> None:
     """Rank 0 is on the first of these hosts."""
     source = f"first host of {_HOSTS}"
-    for host in hosts[:1]:
-        reader.own_address = (host, source)
+    if hosts:
+        first = hosts[0]
+        reader.own_address = (first, source)
 
 
 def _hosts(reader: EnvReader) -> list[str]:
@@ -136,19 +141,19 @@ def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     order, or a container has not got it.
     """
     environ = reader.environ
-    order = environ.get("SLURM_DISTRIBUTION")
-    is_unknown = order is None and bool(reader.absent)
-    if is_unknown or "SLURM_HOSTFILE" in environ:
-        return False
-    name = order or "block"
-    follows = name.startswith(("block", "cyclic", "plane"))
-    if node_index is None or not follows:
+    default = "block"
+    if reader.absent:
+        default = "unknown"
+    order = environ.get("SLURM_DISTRIBUTION", default)
+    has_own_order = "SLURM_HOSTFILE" in environ
+    follows = _IN_ORDER.match(order) is not None
+    if has_own_order or not follows:
         return False
     lowest = _lowest_rank(reader)
-    if lowest is None or node_index == 0:
-        return True
+    if node_index is None or lowest is None:
+        return node_index is not None
     possible = range(1, lowest + 1)
-    return node_index in possible
+    return node_index == 0 or node_index in possible
 
 
 def _lowest_rank(reader: EnvReader) -> int | None:
@@ -164,20 +169,20 @@ def _lowest_rank(reader: EnvReader) -> int | None:
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
     """Where this node is in the lists of hosts and of counts."""
     nodes = reader.number("num_nodes")
-    if node_index is not None and nodes is not None and node_index >= nodes:
+    if nodes is not None and (node_index or 0) >= nodes:
         size = f"SLURM_STEP_NUM_NODES={nodes}"
         reader.problems.append(f"{_NODE}={node_index} is not below {size}")
     name = reader.text("SLURMD_NODENAME")
-    if name is None:
+    places = {host: place for place, host in enumerate(hosts)}
+    if name is None and nodes == 1:
         # In a step of several components the indexes need not be those of the lists
-        only = {1: 0}
-        return only.get(nodes or 0)
-    if name in hosts:
-        return hosts.index(name)
-    if hosts:
+        return 0
+    if name is None or not hosts:
+        return None
+    if name not in places:
         shown = variable(reader.environ, _HOSTS)
         reader.reject("SLURMD_NODENAME", f"is not in {shown}")
-    return None
+    return places.get(name)
 
 
 def _read_layout(reader: EnvReader, own: int | None) -> None:
@@ -220,17 +225,22 @@ def _check_ids(reader: EnvReader) -> None:
 
 
 def _step(environ: Mapping[str, str]) -> Step | None:
-    # In an interactive shell anything may have been typed.
-    in_shell = "SLURM_PTY_PORT" in environ
     rank = digits(environ.get("SLURM_PROCID", ""))
     tasks = digits(environ.get(_SIZE, ""))
     nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))
     local_rank = environ.get("SLURM_LOCALID", "")
-    if in_shell or rank is None:
+    if rank is None or tasks is None or nodes is None:
         return None
-    if tasks is None or nodes is None:
+    # In an interactive shell anything may have been typed.
+    in_shell = "SLURM_PTY_PORT" in environ
+    if in_shell:
         return None
-    return Step(rank, tasks, nodes, local_rank)
+    return Step(
+        rank,
+        tasks,
+        nodes,
+        local_rank,
+    )
 
 
 def _refuse_first_task(environ: Mapping[str, str]) -> None:
