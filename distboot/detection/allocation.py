@@ -1,16 +1,16 @@
 """The tasks and hosts of a batch system or a hostfile that a job leaves unused.
 
-A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A script
-that is started without one trains alone on the first host, and nothing fails. So this file counts what
-the allocation has, and what a job leaves unused. It is not an error: a step of a batch script may be
-meant to be alone.
+A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A
+script that is started without one trains alone on the first host, and nothing fails. So this file
+counts what the allocation has, and what a job leaves unused. It is not an error: a step of a batch
+script may be meant to be alone.
 
-Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS, and
-the lines of PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine (NSLOTS)
-and OAR count are processors, which one process uses with its threads as often as not.
+Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS,
+and the lines of PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine
+(NSLOTS) and OAR count are processors, which one process uses with its threads as often as not.
 
-All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings` reads
-those. A text that cannot be read counts nothing.
+All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings`
+reads those. A text that cannot be read counts nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..base.text import counted, digits
 from .env_reader import variable
 from .placement import NO_LAUNCHER, WRAPPER, Placement
 
-# A batch script of Flux has no variable with the number of its hosts (flux-environment(7)). In `texts` this name has
-# what `flux getattr size` prints: the number of brokers, one on each host.
+# A batch script of Flux has no variable with the number of its hosts (flux-environment(7)). In
+# `texts` this name has what `flux getattr size` prints: the number of brokers, one on each host.
 FLUX = "FLUX_URI"
 
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
@@ -114,7 +114,8 @@ def _system(environ: Mapping[str, str]) -> BatchSystem | None:
     """The one that started this job."""
     for system in BATCH_SYSTEMS:
         marker = system.marker
-        if marker in environ:
+        is_there = marker in environ
+        if is_there:
             return system
     return None
 
@@ -180,7 +181,7 @@ def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
 
 
 def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Count) -> str:
-    """`"start a process for each task: srun python train.py …; or …; or set DISTBOOT_LAUNCHER=none …"`."""
+    """`"start a process for each task: srun python train.py …; or start the ranks here: …"`."""
     on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
     in_wrapper = f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"
     if hosts.number:
@@ -203,7 +204,7 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
 def _ignored_hostfile(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
-    """A hostfile of Open MPI 4, which Open MPI 5 does not read: all ranks are then on mpirun's host."""
+    """A hostfile of Open MPI 4, which Open MPI 5 does not read: it starts all ranks on its host."""
     # PMIX_NAMESPACE=prterun-nodea-22774@1; Open MPI 4 has a number there.
     is_5 = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
     is_open_mpi_5 = placement.launcher == "openmpi" and is_5
@@ -224,7 +225,9 @@ def _ignored_hostfile(
 def _number(text: str) -> int:
     stripped = text.strip()
     number = digits(stripped)
-    return number or 0
+    if number is None:
+        number = 0
+    return number
 
 
 def _words(text: str) -> int:
@@ -294,7 +297,7 @@ BATCH_SYSTEMS = (
     ),
     # LSF 10.1, bsub -n 3:
     #   LSB_MCPU_HOSTS="h1 2 h2 1 "   LSB_HOSTS="h1 h1 h2" (not where that would be too long)
-    #   LSB_DJOB_HOSTFILE=/home/user/.lsbatch/1700000000.1.hostfile, in which a host is once for each processor
+    #   LSB_DJOB_HOSTFILE=/home/user/.lsbatch/1.1.hostfile, with a host once for each processor
     BatchSystem(
         "LSF",
         "LSB_JOBID",

@@ -1,64 +1,44 @@
 """What contradicts the launcher that has claimed a process, and which variables are ignored for it.
 
-Nothing shows which of two launchers is the inner one where both have daemons, or where a platform has
-more nodes than there are ranks. If they disagree, the user has to say which one is right.
+Nothing shows which of two launchers is the inner one where both have daemons, or where a platform
+has more nodes than there are ranks. If they disagree, the user has to say which one is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
-from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.errors import DistbootError
+from .claim import Claim, conflict
+from .generic_vars import notes_on_generic
 from .launchers import Launcher, Step
 from .placement import NUMBERS, VARIABLES, Placement
-from .readings import Environment, claimed_whole, markers_present, read_placement
+from .readings import claimed_whole, markers_present, read_placement
 
 
-class Claim(NamedTuple):
-    """A launcher that has claimed a process, and what else is in the environment."""
-
-    launcher: Launcher
-    placement: Placement
-    environment: Environment
-    present: Sequence[Launcher]  # all launchers that have a variable there
-    candidates: Sequence[Launcher]  # those of them that may have started the process
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        return self.environment.without_ours
-
-    @property
-    def further_out(self) -> Sequence[Launcher]:
-        own = self.present.index(self.launcher)
-        return self.present[own + 1 :]
+def checked(claim: Claim) -> list[str]:
+    """Refuse what contradicts a claim; the notes on what is ignored for it."""
+    launcher = claim.launcher
+    if launcher.uses_daemons:
+        _refuse_other_daemons(claim)
+    if launcher.compared_with_nodes:
+        _refuse_other_nodes(claim)
+    notes = _notes_on_others(claim)
+    generic = notes_on_generic(claim)
+    return [*notes, *generic]
 
 
-def conflict(
-    placement: Placement, other: str, rank: int, world_size: int, variables: str
-) -> DistbootError:
-    """The error for another launcher with other numbers, which these variables have."""
-    own = placement.launcher
-    numbers = f"rank {placement.rank} of {placement.world_size} ({placement.sources['rank']})"
-    return DistbootError(
-        "conflicting-launchers",
-        f"{own} says {numbers}, but {other} says rank {rank} of {world_size}",
-        "name the one that started this very process, the last one typed: "
-        f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
-        f"or clear {variables} if left over from a shell or an image",
-    ).of(UNKNOWN_RANK)
-
-
-def refuse_other_daemons(claim: Claim) -> None:
+def _refuse_other_daemons(claim: Claim) -> None:
     """Refuse other numbers of another launcher that has daemons, or of a step of Slurm's."""
     own_variables = claim.launcher.numbers[:2]
     for other in claim.further_out:
-        if other not in claim.candidates:
-            continue
+        variables = other.numbers[:2]
+        is_candidate = other in claim.candidates
         # Of those that read the same variables for rank and size, none can disagree
-        is_same = other.numbers[:2] == own_variables
-        if other.uses_daemons and not is_same:
+        if not is_candidate or variables == own_variables:
+            continue
+        if other.uses_daemons:
             _refuse_other_numbers(claim, other)
     for other in claim.candidates:
         step = other.step(claim.environ)
@@ -90,13 +70,14 @@ def _agree(one: Placement, other: Placement) -> bool:
         its = getattr(other, field)
         known = {mine, its}
         known.discard(None)
-        if len(known) > 1:
+        differ = len(known) > 1
+        if differ:
             return False
     return True
 
 
 def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
-    """Refuse a process that is also a task of a step which is not that of the launcher's daemons."""
+    """Refuse a process that is also a task of a step other than that of the daemons."""
     placement = claim.placement
     same = _may_be_daemons(placement, step.tasks, step.nodes)
     if (step.rank, step.tasks) == (placement.rank, placement.world_size):
@@ -115,13 +96,14 @@ def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
 
 def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
     """Whether so many tasks can be a launcher's daemons: one a node, on nodes without ranks too."""
-    one_a_node = tasks == nodes
-    # For a single rank srun was more likely told to start these tasks.
-    is_single = placement.world_size == 1
-    return one_a_node and not (is_single and tasks > 1)
+    most = tasks
+    if placement.world_size == 1:
+        most = 1  # srun was more likely told to start more tasks
+    possible = min(tasks, most)
+    return nodes == tasks == possible
 
 
-def refuse_other_nodes(claim: Claim) -> None:
+def _refuse_other_nodes(claim: Claim) -> None:
     """Refuse fewer ranks than a platform has nodes, and platforms that number nodes differently."""
     placement = claim.placement
     for other in claim.present:
@@ -154,7 +136,7 @@ def _fit(claim: Claim, theirs: Placement) -> bool:
 
 
 def _nodes_around(platform: Launcher, environ: Mapping[str, str]) -> Placement | None:
-    """The node of a process that something else has numbered; None: the platform does not say it."""
+    """The node of a process that something else has numbered, or None."""
     of_nodes = dict(environ)
     if not platform.owns_torch_vars:
         # These are the numbers of the processes, which the platform does not set
@@ -165,13 +147,14 @@ def _nodes_around(platform: Launcher, environ: Mapping[str, str]) -> Placement |
     return None
 
 
-def notes_on_others(claim: Claim) -> list[str]:
+def _notes_on_others(claim: Claim) -> list[str]:
     """Which variables of launchers further out are ignored."""
     notes = []
     own = claim.launcher
     for other in claim.further_out:
         names = markers_present(other, claim.environ)
-        # Of two with daemons that are there and agree, one has inherited the variables of the other.
+        # Of two with daemons that are there and agree, one has inherited the variables of the
+        # other.
         is_inherited = own.uses_daemons and other.uses_daemons
         if is_inherited or not names:
             continue
@@ -179,7 +162,8 @@ def notes_on_others(claim: Claim) -> list[str]:
         is_one_node = is_platform and not other.claims(claim.environ)
         if is_one_node:  # so that it has nothing to say
             continue
-        owner = f"{own.name} owns the rank, {other.name} is further out"
-        note = f"{names} ignored: {owner}"
+        owner = f"{own.name} owns the rank"
+        further_out = f"{other.name} is further out"
+        note = f"{names} ignored: {owner}, {further_out}"
         notes.append(note)
     return notes

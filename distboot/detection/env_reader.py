@@ -1,9 +1,9 @@
-"""`EnvReader`: how one launcher reads one environment. It gathers values, sources and *every* problem.
+"""`EnvReader`: reads one environment for one launcher. It gathers values and *every* problem.
 
-In the end `placement()` checks that the numbers fit together, derives what follows from them, finds the
-address of rank 0, and raises a single error when anything was wrong. Rank and size have to be there.
-What else is missing is None, and one note names it: a container has only the variables that were passed
-to it.
+In the end `placement()` checks that the numbers fit together, derives what follows from them, finds
+the address of rank 0, and raises a single error when anything was wrong. Rank and size have to be
+there. What else is missing is None, and one note names it: a container has only the variables that
+were passed to it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
 }
 _REQUIRED = ("rank", "world_size")
 _REMEDY = (
-    "these variables come from the launcher; look for a script, image or shell that sets, clears or "
-    "leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
+    "these variables come from the launcher; look for a script, image or shell that sets, clears "
+    "or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
 )
 
 
@@ -138,7 +138,7 @@ class EnvReader:
         return number
 
     def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
-        """Record the integers in these variables as `NUMBERS`, in their order; None: there is none."""
+        """Record the integers in these variables as `NUMBERS`, in order; None: no variable."""
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
             if name is None:
                 continue
@@ -149,8 +149,10 @@ class EnvReader:
             self.integer(found, field)
 
     def set_name(self, name: str) -> str:
-        """The variable, or the one that the launcher has instead where it is missing and that is not."""
-        instead = self._instead.get(name, name)
+        """The variable, or the one that the launcher sets instead, if only that is there."""
+        instead = self._instead.get(name)
+        if instead is None:
+            return name
         return self.first(name, instead)
 
     def text(self, name: str, *, required: bool = False) -> str | None:
@@ -175,7 +177,7 @@ class EnvReader:
         return names[0]
 
     def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
-        """The result of `reader` for its text; None, and a problem, for a ValueError with the cause."""
+        """The result of `reader` for its text; for a ValueError None, and a problem."""
         text = self.text(name, required=required)
         if text is None:
             return None
@@ -192,7 +194,7 @@ class EnvReader:
         return self.parsed(name, reader)
 
     def agree(self, name: str, other: object, source: str) -> None:
-        """Record a problem if variable `name` has a value other than `other`, which `source` has."""
+        """Record a problem if variable `name` contradicts `other`, the value of `source`."""
         if other is None:
             return
         expected = str(other)
@@ -246,7 +248,7 @@ class EnvReader:
         )
 
     def _ignore_problems(self, first: int) -> None:
-        """Turn problems of the address into notes for a process that is alone: no other comes to it."""
+        """Turn problems of the address into notes, for a process that is alone."""
         ignored = self.problems[first:]
         del self.problems[first:]
         for problem in ignored:
@@ -289,8 +291,8 @@ class EnvReader:
             source = "derived: the job has one node"
             self.put(source, node_rank=0, local_world_size=world_size, local_rank=rank)
         if nodes == world_size:
-            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be
-            # met.
+            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to
+            # be met.
             source = "derived: one process per node"
             self.put(source, node_rank=rank, local_rank=0, local_world_size=1)
         if len(self._sources) > known:

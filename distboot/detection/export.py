@@ -50,7 +50,8 @@ def variables(
     for name, value in exports.items():
         if value is not None and without_ours.get(name) != value:
             changed.append(name)
-    # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
+    # What the wrapper has exported for the framework of the script stays, and is to be known as
+    # ours.
     all_others = {
         **outer.framework_vars(environ),
         **others,
@@ -102,8 +103,8 @@ def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[s
 def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
     """TF_CONFIG, if it has to be changed.
 
-    It is not one of distboot's own: it stays the launcher's, as which a distboot below this one is to
-    read it.
+    It is not one of distboot's own: it stays the launcher's, as which a distboot below this one is
+    to read it.
     """
     if "TF_CONFIG" not in environ:
         return {}
@@ -113,7 +114,7 @@ def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict[str, str | None]:
-    """The variables of this one process, to be cleared, but for those of RANK and its like in `kept`."""
+    """The variables of this one process, to be cleared, but for those in `kept`."""
     without_ours, _ = inherited.strip(environ)
     cleared = {*VARIABLES.values()} - {*kept}
     cleared.add("DISTBOOT_LAUNCHER")
@@ -126,7 +127,7 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
 
 
 def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for all ranks: without the variables that make each of them this one process."""
+    """The environment for all ranks, without the variables of this one process."""
     cleared = of_one_process(environ)
     base = merged(cleared, environ)
     own = (*RANK, "TF_CONFIG")
@@ -140,12 +141,12 @@ def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def for_launcher(
     placement: Placement, environ: Mapping[str, str], *, together: bool
 ) -> dict[str, str | None]:
-    """The variables to set where the wrapper's command is a launcher, whose ranks are another job's.
+    """The variables to set where the wrapper's command is a launcher of another job.
 
-    RANK and its like of this process would be wrong in all of them, and stay with launchers that set
-    no such names: so they are cleared, also those of a user; and so is what else the outer launcher
-    has set for this process alone, as some inner ones read it, and none sets all of it. `together`:
-    the launchers on all nodes start one job, which has these nodes.
+    RANK and its like of this process would be wrong in all of them, and stay with launchers that
+    set no such names: so they are cleared, also those of a user; and so is what else the outer
+    launcher has set for this process alone, as some inner ones read it, and none sets all of it.
+    `together`: the launchers on all nodes start one job, which has these nodes.
     """
     kept: tuple[str, ...] = ()
     if placement.world_size == 1:  # then they are about the other job
@@ -211,7 +212,7 @@ def _no_address(placement: Placement) -> DistbootError:
 
 
 def _size_of_job(placement: Placement) -> str:
-    """`"launcher 'openmpi' started 2 processes"`, or `"WORLD_SIZE=2"`, which a person may have set."""
+    """`"launcher 'openmpi' started 2 processes"`, or `"WORLD_SIZE=2"`, which a person may set."""
     name = placement.launcher
     count = placement.world_size
     source = placement.sources.get("world_size", "")

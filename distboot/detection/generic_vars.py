@@ -1,7 +1,7 @@
 """RANK, WORLD_SIZE and other generic names beside the launcher that has claimed a process.
 
-A shell, an image or an outer launcher may have left them over. If they describe the same world they are
-ignored, with a note; if they describe another one, nothing shows which of the two is stale.
+A shell, an image or an outer launcher may have left them over. If they describe the same world they
+are ignored, with a note; if they describe another one, nothing shows which of the two is stale.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import digits
-from .conflicts import Claim, conflict
+from .claim import Claim, conflict
 from .env_reader import EnvReader
 from .inherited import InheritedEnv
 from .launchers import Launcher
@@ -44,13 +44,13 @@ def notes_on_generic(claim: Claim) -> list[str]:
 def _is_one_a_node(placement: Placement) -> bool:
     nodes = placement.num_nodes
     ranks = placement.world_size
-    if placement.node_level is not None:
-        return False
-    return nodes == ranks > 1
+    is_rank = placement.node_level is None
+    one_each = nodes == ranks > 1
+    return is_rank and one_each
 
 
 def _refuse_larger_world(claim: Claim) -> None:
-    """Refuse a WORLD_SIZE above 1 where a launcher has started one process, which would train alone."""
+    """Refuse a WORLD_SIZE above 1 where a launcher has started one process."""
     placement = claim.placement
     launcher = claim.launcher
     size = digits(claim.environ.get("WORLD_SIZE", "")) or 1
@@ -92,17 +92,26 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
     note = f"{ignored} ignored: {placement.launcher} owns the rank"
     rank = theirs.number("rank")
     world_size = theirs.number("world_size")
+    outer = claim.environment.outer
     if rank is None or world_size is None:
         return [note]  # half of a launcher: clearly a left-over
-    is_broken = bool(theirs.problems) or rank >= world_size
-    if is_broken:
+    has_problems = len(theirs.problems) > 0
+    is_above = rank >= world_size
+    if has_problems or is_above:
         return [note]
-    if _is_of_outer(theirs, claim.environment.outer):
+    if _is_of_outer(theirs, outer):
         return []
     if world_size != placement.world_size:
-        raise conflict(placement, name, rank, world_size, ignored)
-    # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported
-    # once, in a batch script for example, or it is the user's own order of the same processes.
+        raise conflict(
+            placement,
+            name,
+            rank,
+            world_size,
+            ignored,
+        )
+    # An inner launcher with exactly one process for each outer one makes no sense: RANK was
+    # exported once, in a batch script for example, or it is the user's own order of the same
+    # processes.
     if rank == placement.rank:
         return []
     source = theirs.source("rank")
@@ -111,7 +120,7 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
 
 
 def _is_of_outer(reader: EnvReader, outer: InheritedEnv) -> bool:
-    """Whether this is the process that the outer distboot was about, or for which it was a launcher."""
+    """Whether these are the numbers of the process that the outer distboot was about."""
     if not outer.fields:
         return False
     of_rank = outer._replace(launches=False)

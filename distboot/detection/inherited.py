@@ -1,16 +1,17 @@
-"""`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has found and exported.
+"""`DISTBOOT_PLACEMENT`: what an outer distboot (wrapper, `init`, `distboot env`) has exported.
 
-Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. An
-example, in which JOB is launcher=openmpi,rank=3,world_size=4:
+Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set.
+An example, in which JOB is launcher=openmpi,rank=3,world_size=4:
   JOB,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
 What only one framework reads stands there with a digest of its value:
   JOB,exported=RANK+HOROVOD_RANK:6dd28e9b
-A process of the same launcher, job and rank uses what was found. A process of an inner launcher (mpirun
-below the wrapper) ignores everything that distboot exported for the outer one. Which launcher that is:
-- one whose variables were not there when the outer distboot looked (`seen`) has started this process
-  since;
-- a variable with the value that distboot exported is distboot's, but not where its launcher sets all
-  variables again, which one shows that distboot does not export (`Launcher.own_mark`).
+A process of the same launcher, job and rank uses what was found. A process of an inner launcher
+(mpirun below the wrapper) ignores everything that distboot exported for the outer one. Which
+launcher that is:
+- one whose variables were not there when the outer distboot looked (`seen`) has started this
+  process since;
+- a variable with the value that distboot exported is distboot's, but not where its launcher sets
+  all variables again, which one shows that distboot does not export (`Launcher.own_mark`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _list_of(one: str) -> str:
     return rf"(?:{one}(?:\+{one})*)?"
 
 
-# What `encode` writes, in its order. One match reads all of it, as each process of a job does several times.
+# What `encode` writes, in its order. One match reads all of it, as each process of a job does
+# several times.
 _NUMBER = "[0-9]{1,8}"
 _NAME = "[A-Za-z][A-Za-z0-9_]{0,99}"
 _DIGESTS = "(?:[0-9a-f]{8}){1,2}"  # of one process, and of the job
@@ -75,7 +77,8 @@ class InheritedEnv(NamedTuple):
     others: Mapping[str, str] = {}  # its other variables, with the digests of their values
     joined: int = 0  # id of the process that has joined the job as this rank with `init`, or 0
     met: bool = False  # whether the ranks of the job have met already
-    # All launchers whose variables were there, also those further out, with `identity` of what each said.
+    # All launchers whose variables were there, also those further out, with `identity` of what each
+    # said.
     seen: Mapping[str, str] = {}
     # Whether it was written for a launcher, so that no process is this rank any more
     launches: bool = False
@@ -154,7 +157,7 @@ def encode(
     seen: Mapping[str, str] = {},
     launches: bool = False,
 ) -> str:
-    """The value of `DISTBOOT_PLACEMENT`, in characters that need no quoting in a shell or an env file.
+    """The value of `DISTBOOT_PLACEMENT`, in characters that no shell or env file has to quote.
 
     The arguments are as in `InheritedEnv`, but `others` has the values themselves.
     """
@@ -163,19 +166,26 @@ def encode(
         value = getattr(placement, field)
         if value is not None:
             words.append(f"{field}={value}")
-    if placement.job_id is not None:
-        words.append(f"job={digest(placement.job_id)}")
-    for name, flag in zip(_FLAGS, (joined, met, launches), strict=True):
-        if flag:
-            words.append(f"{name}={int(flag)}")
+    job = digest(placement.job_id)
+    if job:
+        words.append(f"job={job}")
+    flags = (joined, met, launches)
+    for name, flag in zip(_FLAGS, flags, strict=True):
+        number = int(flag)
+        if number:
+            words.append(f"{name}={number}")
     if seen:
-        words.append("seen=" + "+".join(map(":".join, seen.items())))
-    digests = (f"{name}:{digest(value)}" for name, value in others.items())
-    return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
+        launchers = map(":".join, seen.items())
+        words.append("seen=" + "+".join(launchers))
+    names = list(exported)
+    for name, value in others.items():
+        names.append(f"{name}:{digest(value)}")
+    words.append("exported=" + "+".join(names))
+    return ",".join(words)
 
 
 def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
-    """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`."""
+    """`environ` without what an outer distboot exported, and what `DISTBOOT_PLACEMENT` has."""
     if VARIABLE not in environ:
         return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
@@ -235,10 +245,18 @@ def _decode(text: str) -> InheritedEnv:
     if match is None:
         raise _foreign(text)
     words = match.groupdict("")
-    fields: dict[str, int | str] = {name: words[name] for name in _TEXTS if words[name]}
-    numbers = {name: int(words[name]) for name in _NUMBERS if words[name]}
-    if not _is_possible(numbers, words["master_addr"]):
+    fields: dict[str, int | str] = {}
+    numbers = {}
+    for name in _TEXTS:
+        fields[name] = words[name]
+    for name in _NUMBERS:
+        if words[name]:
+            numbers[name] = int(words[name])
+    host = words["master_addr"]
+    if not _is_possible(numbers, host):
         raise _foreign(text)
+    if not host:
+        del fields["master_addr"]
     fields.update(numbers)
     return InheritedEnv(
         fields=fields,
@@ -276,18 +294,22 @@ def _pairs(listed: str) -> dict[str, str]:
 
 
 def _is_possible(numbers: Mapping[str, int], host: str) -> bool:
-    """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
+    """Whether a placement can have these fields: a user may have written the variable."""
     world_size = numbers["world_size"]
     for index, size in SIZES.items():
         low = numbers.get(index, 0)
         high = numbers.get(size, world_size)
-        if not low < high <= world_size:
+        possible = low < high <= world_size
+        if not possible:
             return False
     port = numbers.get("master_port", 1)
-    if port not in range(1, 65536):
+    ports = range(1, 65536)
+    if port not in ports:
         return False
+    if not host:
+        return True
     try:
-        parsed, _ = parse_address(host or "localhost")
+        parsed, _ = parse_address(host)
     except ValueError:
         return False
-    return host in ("", parsed)
+    return parsed == host

@@ -1,4 +1,4 @@
-"""`--local_rank`, which `torch.distributed.launch` and DeepSpeed's launcher pass as the first argument.
+"""`--local_rank`, the first argument by `torch.distributed.launch` and DeepSpeed's launcher.
 
 Scripts written for them ask for it; scripts that were not end with "unrecognized arguments".
 """

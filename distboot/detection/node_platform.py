@@ -1,4 +1,4 @@
-"""A platform that starts one process on each node and numbers the nodes: a record, and what reads it.
+"""A platform that starts one process on each node and numbers the nodes.
 
 Several ranks per node are then the wrapper's to start (`--nproc-per-node`), and the platform's own
 count of processes or GPUs per node is its default. A platform whose count is 1, or one process of
@@ -67,7 +67,7 @@ class NodePlatform(NamedTuple):
 
 
 def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
-    """Whether a platform started this process as one of several nodes, and nothing numbers processes."""
+    """Whether a platform started this process for a node, and nothing numbers processes."""
     names = environ.keys()
     is_absent = names.isdisjoint(platform.markers)
     has_process = not names.isdisjoint(_OF_PROCESSES)
@@ -149,7 +149,8 @@ def _several_by(name: str, reader: EnvReader) -> str | None:
     """Why a node has several ranks by a variable that counts them; None: it has one."""
     shown = variable(reader.environ, name)
     word = reader.environ[name]
-    if word in _SEVERAL:
+    is_word = word in _SEVERAL
+    if is_word:
         return f"{shown} asks for several processes on each node"
     count = reader.parsed(name, parse_number)
     if count in (0, 1):
@@ -160,7 +161,7 @@ def _several_by(name: str, reader: EnvReader) -> str | None:
 def ranks_per_node(
     platforms: Iterable[NodePlatform], environ: Mapping[str, str]
 ) -> tuple[str, int] | None:
-    """The variable with the platform's number of ranks per node, and the number; None: there is none."""
+    """The variable with a platform's number of ranks per node, and the number; or None."""
     for platform in platforms:
         names = (*platform.markers, *platform.triggers)
         if environ.keys().isdisjoint(names):

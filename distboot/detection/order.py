@@ -1,8 +1,8 @@
 """Which launcher wins, and where its record is.
 
-The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
-has set is inherited by all processes alike and wrong for most of them. So launchers are asked in the
-order of `INNERMOST_FIRST`, and the first one that claims the process wins.
+The innermost launcher, the one that started this very process, owns its rank: what an outer
+launcher has set is inherited by all processes alike and wrong for most of them. So launchers are
+asked in the order of `INNERMOST_FIRST`, and the first one that claims the process wins.
 
 A launcher's file is loaded only where one of its variables is set: most processes load one or two.
 """
@@ -23,8 +23,8 @@ class Entry(NamedTuple):
     """A launcher in the order."""
 
     name: str  # of its record, in capital letters there
-    # Variables with which the file is loaded: what comes before their first "_", or whole names where
-    # that is a common word
+    # Variables with which the file is loaded: what comes before their first "_", or whole names
+    # where that is a common word
     variables: tuple[str, ...]
     file: str
 
@@ -56,8 +56,8 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
     _launcher("intelmpi", "I_MPI_HYDRA_UUID HYDRA"),
     _launcher("mvapich", "MV2"),
     _launcher("mpich", "MPI"),
-    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is asked
-    # after them.
+    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is
+    # asked after them.
     _launcher("flux", "FLUX"),
     _launcher("slurm", "SLURM"),
     _launcher("pals", "PALS"),

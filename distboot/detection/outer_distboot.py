@@ -1,8 +1,8 @@
 """Below an outer distboot: which launchers may have started this process since.
 
-The outer distboot wrote down every launcher that had variables of its own, with a digest of what each
-of them set (`inherited`). A launcher that is not there, or has another digest now, has started this
-process below it.
+The outer distboot wrote down every launcher that had variables of its own, with a digest of what
+each of them set (`inherited`). A launcher that is not there, or has another digest now, has started
+this process below it.
 """
 
 from __future__ import annotations

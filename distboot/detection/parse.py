@@ -1,11 +1,11 @@
 """Addresses, ports and lists of hosts, as people and launchers write them.
 
 `[v6]:port`, `v6`, `v4:port`, `host` and `host:port` are all read; of lists Slurm's compact ones
-(`rack[1-2]n[03-04,7]`, counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without scontrol:
-what `scontrol show hostnames` rejects is rejected, and so is what it reads in spite of a mistake
-(`n[1-3`, `a,,b`). Every failure is a ValueError whose text names the cause and reads well after
-"VARIABLE='value' ".
-Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in srun(1), and scontrol 22.05.
+(`rack[1-2]n[03-04,7]`, counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without
+scontrol: what `scontrol show hostnames` rejects is rejected, and so is what it reads in spite of a
+mistake (`n[1-3`, `a,,b`). Every failure is a ValueError whose text names the cause and reads well
+after "VARIABLE='value' ". Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in
+srun(1), and scontrol 22.05.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:
-    """`(host, port)` of an address: the host without brackets, the port None where there is none."""
+    """`(host, port)` of an address: the host without brackets, the port None if there is none."""
     usual = None
     if len(text) <= _LONGEST_USUAL:
         usual = _USUAL.fullmatch(text)
@@ -98,8 +98,10 @@ def _bracketed(text: str) -> tuple[str, int | None]:
 
 def parse_number(text: str, least: int = 0) -> int:
     """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
-    if not _is_whole_number(text):
-        raise ValueError(_empty_or(text, f"is not a whole number of {least} or more"))
+    found = _WHOLE_NUMBER.fullmatch(text)
+    if found is None:
+        cause = f"is not a whole number of {least} or more"
+        raise ValueError(_empty_or(text, cause))
     number = int(text[:9])
     if number > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
@@ -107,7 +109,7 @@ def parse_number(text: str, least: int = 0) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A number of processes or nodes. A 0 is left to the reader, which knows what it contradicts."""
+    """A number of processes or nodes. The reader refuses a 0, with what it contradicts."""
     return parse_number(text, least=1)
 
 
@@ -116,7 +118,8 @@ def parse_port(text: str) -> int:
     if "://" in text:
         service = _service_link(text)
         raise ValueError(f"is a URL, not a port{service}")
-    if not _is_whole_number(text):
+    found = _WHOLE_NUMBER.fullmatch(text)
+    if found is None:
         needed = ": a port number is needed"
         raise ValueError(_empty_or(text, "is not a port number", needed))
     port = int(text[:6])
@@ -186,7 +189,8 @@ def _expand(item: str, known: int) -> list[str]:
     if not _WITH_BRACKETS.fullmatch(item):
         shown = short_repr(item)
         raise ValueError(f"is not a hostlist: cannot read {shown}")
-    # Plain text at the even places, the inside of a bracket at the odd ones. The last text is empty.
+    # Plain text at the even places, the inside of a bracket at the odd ones. The last text is
+    # empty.
     parts = _BRACKETS.split(item)
     plain = parts[:-1:2]
     brackets = parts[1::2]
@@ -248,9 +252,11 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
         lower = host.lower()
         is_new = lower not in seen
         seen.add(lower)
-        if is_new or is_loopback(host):
+        if is_new:
             continue
-        return host
+        is_here = is_loopback(host)
+        if not is_here:
+            return host
     return None
 
 
@@ -286,10 +292,6 @@ def _json(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_whole_number(text: str) -> bool:
-    return _WHOLE_NUMBER.fullmatch(text) is not None
 
 
 def _service_link(text: str) -> str:

@@ -83,7 +83,7 @@ def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement |
 
 
 def markers_present(launcher: Launcher, environ: Mapping[str, str]) -> str:
-    """The launcher's markers that are set, for a note; empty for generic names (`generic_names`)."""
+    """The launcher's markers that are set, for a note; empty for generic names."""
     found = []
     for name in launcher.markers:
         if name in environ:

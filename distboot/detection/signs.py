@@ -1,16 +1,16 @@
-"""Which variables show other processes of the job, where no launcher numbers this one. Pure, as `detect` is.
+"""Which variables show other processes of the job, where no launcher numbers this one. Pure.
 
 A process is alone if nothing speaks against it. Four kinds of variables do, whatever their prefix:
-- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0 without
-  its count;
-- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix that
-  is not a number;
+- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0
+  without its count;
+- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix
+  that is not a number;
 - a list of several hosts (`ACME_WORKER_HOSTNAMES=10.0.0.4,10.0.0.5`);
-- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell whether
-  the address is its own: `addresses` lists those to ask about, and `here` asks.
-CI systems and job arrays number independent jobs in the same way. So an index counts only if it is one
-of a node, a worker, a task, a process or their like (not of a job, a shard, a step), or is called a
-rank; and the families of variables in `_INDEPENDENT` never count.
+- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell
+  whether the address is its own: `addresses` lists those to ask about, and `here` asks.
+CI systems and job arrays number independent jobs in the same way. So an index counts only if it is
+one of a node, a worker, a task, a process or their like (not of a job, a shard, a step), or is
+called a rank; and the families of variables in `_INDEPENDENT` never count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..base.text import digits, short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
 
-# Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch systems, clusters of data
-# processing, databases. A launcher has a record of its own; an allocation has a warning (`allocation`).
+# Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch
+# systems, clusters of data processing, databases. A launcher has a record of its own; an allocation
+# has a warning (`allocation`).
 _INDEPENDENT = re.compile(
     r"(\w+_)??("
     # CI systems and tests
@@ -47,7 +48,8 @@ _NOUNS = (
 )
 _PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
 _SINGULARS = {"PROCESSES": "PROCESS"}  # those that do not just lose their S
-# Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process may have.
+# Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process
+# may have.
 _COUNTING_PLURALS = (
     *("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS"),
     *("PODS", "REPLICAS", "INSTANCES", "VMS"),
@@ -78,14 +80,16 @@ _COUNT = re.compile(
     rf"(?P<prefix>\w*?)(?:(?P<noun>{'|'.join(_COUNT_NOUNS)})|"
     rf"(?P<plural>{'|'.join(_COUNTING_PLURALS)})|SIZE|COUNT|CNT|TOTAL)"
 )
-# A number of these above 1 needs no index beside it. Not NUM_WORKERS, which data loaders have, nor NPROCS, of make.
+# A number of these above 1 needs no index beside it. Not NUM_WORKERS, which data loaders have, nor
+# NPROCS, of make.
 _SIZE = re.compile(
     r"(\w+_)?(WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM)|"
     r"(AZUREML_)?NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_PROCESSES|NUM_HOSTS|NUM_MACHINES|"
     r"DET_KUBERNETES_JOB_PARALLELISM"
 )
-# Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which may be "auto".
+# Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which
+# may be "auto".
 _PLAIN_SIZE = re.compile(
     r"WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM|NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_HOSTS|NUM_MACHINES"
@@ -105,7 +109,8 @@ _ADDRESS = re.compile(
     r"DET_CHIEF_IP|BEAKER_LEADER_REPLICA_HOSTNAME"
 )
 _URLS = ("INIT_METHOD", "DIST_URL")  # the ends of names of addresses that are URLs
-# AWS Neuron, "Multi-node training with JAX": "32,32" are the devices of two processes, "32" those of one.
+# AWS Neuron, "Multi-node training with JAX": "32,32" are the devices of two processes, "32" those
+# of one.
 _DEVICES = re.compile(r"NEURON_PJRT_PROCESSES_NUM_DEVICES")
 _AZUREML_TASK = re.compile(r"AZ_BATCHAI_TASK_INDEX")
 # With one of these words a name of any of these kinds ends; most names of an environment do not.
@@ -146,7 +151,7 @@ class Sign(NamedTuple):
 
 
 def names(environ: Iterable[str]) -> list[str]:
-    """The variables that may be a sign by their names, which scripts also write in small letters."""
+    """The variables that may be a sign by their names, in capital or small letters."""
     found = []
     for name in environ:
         last_word = name.rpartition("_")[2]
@@ -161,11 +166,15 @@ def signs(environ: Mapping[str, str]) -> list[Sign]:
     found = list(_pairs(environ, present))
     used: set[str] = set()
     for sign in found:
-        used.update(sign.variables)
-    rest = [name for name in present if name not in used]
-    for name in rest:
+        variables = sign.variables
+        used.update(variables)
+    for name in present:
+        is_used = name in used
+        if is_used:
+            continue
         value = environ[name]
-        found += _signs_of_one(name, value)
+        own = _signs_of_one(name, value)
+        found.extend(own)
     return found
 
 
@@ -173,8 +182,10 @@ def _named(environ: Mapping[str, str]) -> list[str]:
     """The variables that may be a sign, without those of independent jobs."""
     found = []
     for name in names(environ):
-        independent = _INDEPENDENT.match(name.upper())
-        if independent is None:
+        upper = name.upper()
+        independent = _INDEPENDENT.match(upper)
+        is_sign = independent is None
+        if is_sign:
             found.append(name)
     return found
 
@@ -202,8 +213,9 @@ def _host_of_rank0(name: str, value: str) -> str:
         return ""
     is_url = name.endswith(_URLS)
     is_tcp = value.startswith("tcp://")
-    if is_url and not is_tcp:
-        return ""  # a file that all processes share
+    is_file = is_url and not is_tcp  # which all processes share
+    if is_file:
+        return ""
     return _host_of(value)
 
 
@@ -298,52 +310,51 @@ def _counts(present: Iterable[str]) -> dict[str, _Counts]:
 
 
 def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | None:
-    """The count that belongs to an index; None: there is none, or it is that of independent jobs."""
+    """The count that belongs to an index; None: there is none, or jobs are independent."""
     prefix = index["prefix"]
     noun = index["noun"] or ""
     is_of_jobs = _JOBS.search(prefix) is not None
     if is_of_jobs and not noun:
         return None
-    beside = counts.get(prefix) or counts.get(prefix + noun)
-    if beside is None:
-        return None
-    for name in beside.with_noun:
-        return name
-    for name in beside.others:
-        if _may_count(index, name):
-            return name
-        break
-    return None
+    none = _Counts([], [])
+    with_noun = counts.get(prefix + noun, none)
+    beside = counts.get(prefix, with_noun)
+    others = [name for name in beside.others[:1] if _may_count(index, name)]
+    found = [*beside.with_noun, *others, None]
+    return found[0]
 
 
 def _may_count(index: re.Match[str], count: str) -> bool:
     """Whether a count without a noun belongs to an index: to one of nodes or processes, or a rank.
 
-    TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE beside RANK_ID is the number of
-    ranks.
+    TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE beside RANK_ID is the number
+    of ranks.
     """
     noun = index["noun"]
     kind = index["kind"]
-    is_size = count.upper().endswith("SIZE")
-    is_id = kind == "ID"
     if not noun:
         return kind == "RANK"
+    upper = count.upper()
+    is_size = upper.endswith("SIZE")
+    is_id = kind == "ID"
     of_thing = is_id and is_size
-    return noun == "RANK_" or not of_thing
+    of_ranks = noun == "RANK_"
+    return of_ranks or not of_thing
 
 
 def _shows_several(kind: str, index: str, count: str) -> bool:
-    """Whether an index and a count are not those of one process: 0 of 1, or 1 of 1 counted from 1."""
+    """Whether an index and a count show several processes: not 0 of 1, nor 1 of 1."""
     is_id = kind == "ID"
     if is_id and _is_name(index, count):
         return False
     significant = _significant(count)
-    ones = ("0", "1")
     if significant == "1":
         is_number = index.isdigit()
-        return is_number and index not in ones
+        is_one = index in ("0", "1")
+        return is_number and not is_one
     both = (count, index)
-    return "" not in both
+    is_empty = "" in both
+    return not is_empty
 
 
 def _is_name(text: str, count: str) -> bool:
@@ -359,7 +370,7 @@ def _is_name(text: str, count: str) -> bool:
 
 
 def _significant(text: str) -> str:
-    """A number without the zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
+    """A number without leading zeros, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
     text = text.strip().lstrip("+")
     first = text[:1]
     if not first.isdecimal():
@@ -371,10 +382,12 @@ def _significant(text: str) -> str:
 
 def _has_several_hosts(text: str) -> bool:
     hosts = set()
-    words = re.split(r"[\s,;]+", text[:_LONGEST])
+    beginning = text[:_LONGEST]
+    words = re.split(r"[\s,;]+", beginning)
     for word in filter(None, words):
         host = _host_of(word)
-        if not is_loopback(host):
+        is_here = is_loopback(host)
+        if not is_here:
             hosts.add(host)
     return len(hosts) > 1
 
@@ -419,7 +432,7 @@ def _signs_of_one(name: str, value: str) -> list[Sign]:
 
 
 def _host_of(text: str) -> str:
-    """The host in an address, which may have a port or be a URL; the text itself if it is not one."""
+    """The host in an address or URL; the text itself if it is neither."""
     text = text.rpartition("://")[2]
     try:
         host, _ = parse_address(text)

@@ -47,7 +47,7 @@ def _read(reader: EnvReader) -> None:
 def _number_main_first(
     reader: EnvReader, node: int | None, main: int | None, nodes: int | None
 ) -> None:
-    """Only the main node's address is known to all, so it is rank 0; the others keep their order."""
+    """Number the main node 0, as only its address is known to all, and the others in order."""
     if node is None or main is None:
         return
     if nodes is not None and main >= nodes:

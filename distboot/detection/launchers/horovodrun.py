@@ -1,7 +1,7 @@
 """`horovodrun --gloo`, also elastic. With `--mpi` and `--js` mpirun or jsrun starts the processes.
 
-HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the hosts that have a process of the same local rank:
-all hosts for local rank 0 only. A host that -H names twice has two sets of local numbers.
+HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the hosts that have a process of the same local
+rank: all hosts for local rank 0 only. A host that -H names twice has two sets of local numbers.
 HOROVOD_GLOO_RENDEZVOUS_ADDR is the host of horovodrun, and need not be that of rank 0.
 """
 
@@ -90,18 +90,26 @@ def _is_whole_host(place: _Place, rank: int | None, size: int | None) -> bool:
     """Whether -H cannot name this process's host a second time (nodea:1,nodeb:1,nodea:2).
 
     The local numbers would start again for each mention, and HOROVOD_CROSS_RANK be that of the last
-    one. The first and the last mention of all tell by it whether there is another; and where as many
-    hosts as can be have a process of the highest local rank, no other one follows.
+    one. The first and the last mention of all tell by it whether there is another; and where as
+    many hosts as can be have a process of the highest local rank, no other one follows.
     """
     local_rank, here, cross_rank, cross_size = place
-    end = (rank or 0) + here
-    is_last = end == size and cross_rank < cross_size
     if local_rank == 0:
-        checks = (cross_rank == 0, is_last, cross_size == size)
+        end = (rank or 0) + here
+        ends_job = end == size
+        is_last = ends_job and cross_rank < cross_size
+        checks = [
+            cross_rank == 0,
+            is_last,
+            cross_size == size,
+        ]
     else:
         has_highest = local_rank == here - 1
-        fills_all = here * cross_size == size
-        checks = (here == size, has_highest and fills_all, False)
+        processes = here * cross_size
+        checks = [
+            here == size,
+            has_highest and processes == size,
+        ]
     return any(checks)
 
 

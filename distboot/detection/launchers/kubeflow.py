@@ -1,7 +1,7 @@
-"""Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read.
+"""Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*` for torchrun.
 
-The process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean what
-they say. Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
+The process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean
+what they say. Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
   PET_NNODES=3   PET_NPROC_PER_NODE=4   PET_NODE_RANK=2   RANK=2 (the pod)   WORLD_SIZE=12
 nprocPerNode: auto, its default, gives WORLD_SIZE=3, as early versions do for any number. Trainer v2
 sets PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT only.

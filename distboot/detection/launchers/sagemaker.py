@@ -1,8 +1,8 @@
 """SageMaker without a distribution: the script starts once on each host of the cluster.
 
-With the distribution MPI or torch_distributed `mpirun` or torchrun starts the processes, and owns the
-rank. Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the variables of
-mpirun's own host.
+With the distribution MPI or torch_distributed `mpirun` or torchrun starts the processes, and owns
+the rank. Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the
+variables of mpirun's own host.
 """
 
 from __future__ import annotations

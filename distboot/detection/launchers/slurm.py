@@ -1,9 +1,9 @@
 """Slurm: a task of a job step, as `srun` starts it.
 
-A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not steps:
-they hold one process and stale numbers. Only SLURM_STEP_* and the task's own variables are the step's
-truth. A step of several components (`srun A : B`) is one world, and so is a plain `srun` in a
-heterogeneous job.
+A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not
+steps: they hold one process and stale numbers. Only SLURM_STEP_* and the task's own variables are
+the step's truth. A step of several components (`srun A : B`) is one world, and so is a plain `srun`
+in a heterogeneous job.
 
 A batch script has SLURM_PROCID=0 and SLURM_NTASKS, as the first task has: a rank above 0 is a task,
 and rank 0 is one where the id or the size of a step is there, too.
@@ -41,13 +41,13 @@ _SAME_IN_A_STEP = (
 # Values of -m for which it does; empty is the default
 _IN_ORDER = re.compile("block|cyclic|plane|$")
 
-# The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step (slurm.h:
-# SLURM_INTERACTIVE_STEP).
+# The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step
+# (slurm.h: SLURM_INTERACTIVE_STEP).
 INTERACTIVE_STEP = "4294967290"
 
 # All of these are in the environment of a batch script, with SLURM_PROCID=0 and ENVIRONMENT=BATCH
-# (Slurm's env.c, env_array_for_batch_job; ParaStation's psslurm, setJobEnv). A container has some of
-# them, of a task or of the script.
+# (Slurm's env.c, env_array_for_batch_job; ParaStation's psslurm, setJobEnv). A container has some
+# of them, of a task or of the script.
 _BATCH_SCRIPT = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",
@@ -62,15 +62,16 @@ def _claim(environ: Mapping[str, str]) -> bool:
     step = environ.get("SLURM_STEP_ID")
     rank = environ.get("SLURM_PROCID", "0")
     size = environ.get(_SIZE)
-    has_terminal = "SLURM_PTY_PORT" in environ
     if step == INTERACTIVE_STEP:
         return False
     # srun --pty bash: one task, which is the shell; what runs in it is not a task of the step.
-    in_shell = has_terminal and size == "1"
-    if in_shell:
+    has_terminal = "SLURM_PTY_PORT" in environ
+    is_only_task = size == "1"
+    if has_terminal and is_only_task:
         return False
     is_step = has_any(environ, _MARKERS)
-    return is_step or rank != "0"
+    has_rank = rank != "0"
+    return is_step or has_rank
 
 
 def _read(reader: EnvReader) -> None:
@@ -87,7 +88,8 @@ def _read(reader: EnvReader) -> None:
     ordered = _fills_nodes_in_order(reader, node_index)
     if ordered:
         reader.put(_NODE, node_rank=node_index)
-    # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
+    # The list is sorted by name. In a step of several components (srun A : B) the ranks need not
+    # be.
     is_sorted = "SLURM_HET_SIZE" not in reader.environ
     first_is_rank0 = ordered and is_sorted and own == node_index
     is_single = reader.number("num_nodes") == 1
@@ -98,9 +100,10 @@ def _read(reader: EnvReader) -> None:
 def _take_first(reader: EnvReader, hosts: list[str]) -> None:
     """Rank 0 is on the first of these hosts."""
     source = f"first host of {_HOSTS}"
-    if hosts:
-        first = hosts[0]
-        reader.own_address = (first, source)
+    if not hosts:
+        return
+    first, *_ = hosts
+    reader.own_address = (first, source)
 
 
 def _hosts(reader: EnvReader) -> list[str]:
@@ -117,7 +120,7 @@ def _hosts(reader: EnvReader) -> list[str]:
 
 
 def _refuse_older_step(reader: EnvReader) -> None:
-    """Refuse the variables of a step in which this job was submitted: the job has its own of the job."""
+    """Refuse the variables of a step in which this job was submitted."""
     environ = reader.environ
     for of_job, of_step in _SAME_IN_A_STEP:
         now = environ.get(of_job)
@@ -169,20 +172,27 @@ def _lowest_rank(reader: EnvReader) -> int | None:
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
     """Where this node is in the lists of hosts and of counts."""
     nodes = reader.number("num_nodes")
-    if nodes is not None and (node_index or 0) >= nodes:
-        size = f"SLURM_STEP_NUM_NODES={nodes}"
-        reader.problems.append(f"{_NODE}={node_index} is not below {size}")
+    _check_index(reader, node_index, nodes)
     name = reader.text("SLURMD_NODENAME")
-    places = {host: place for place, host in enumerate(hosts)}
     if name is None and nodes == 1:
         # In a step of several components the indexes need not be those of the lists
         return 0
     if name is None or not hosts:
         return None
-    if name not in places:
-        shown = variable(reader.environ, _HOSTS)
-        reader.reject("SLURMD_NODENAME", f"is not in {shown}")
-    return places.get(name)
+    if name in hosts:
+        return hosts.index(name)
+    shown = variable(reader.environ, _HOSTS)
+    reader.reject("SLURMD_NODENAME", f"is not in {shown}")
+    return None
+
+
+def _check_index(reader: EnvReader, index: int | None, nodes: int | None) -> None:
+    if index is None or nodes is None:
+        return
+    size = f"SLURM_STEP_NUM_NODES={nodes}"
+    problem = f"{_NODE}={index} is not below {size}"
+    if index >= nodes:
+        reader.problems.append(problem)
 
 
 def _read_layout(reader: EnvReader, own: int | None) -> None:
@@ -201,9 +211,10 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
         expected = f"SLURM_STEP_NUM_NODES={nodes}"
         reader.reject(_PER_NODE, f"is not about {expected} nodes")
         return
-    here = dict(enumerate(counts))
-    if own in here:
-        reader.put(f"{_PER_NODE} of this node", local_world_size=here[own])
+    if own is None or own >= count:
+        return
+    here = counts[own]
+    reader.put(f"{_PER_NODE} of this node", local_world_size=here)
 
 
 def _check_ids(reader: EnvReader) -> None:
@@ -213,15 +224,21 @@ def _check_ids(reader: EnvReader) -> None:
     rank = reader.number("rank")
     local_rank = reader.number("local_rank")
     here = reader.number("local_world_size")
-    if ids is None or None in (rank, local_rank, here):
+    if ids is None or local_rank is None:
+        return
+    unknown = None in (rank, here)
+    if unknown:
         return
     listed = ids.split(",")
-    place = dict(enumerate(listed))
-    is_right = place.get(local_rank or 0) == str(rank)
-    if is_right and len(listed) == here:
+    count = len(listed)
+    own = listed[local_rank : local_rank + 1]
+    if count == here and own == [str(rank)]:
         return
     task = f"SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
-    reader.reject(name, f"does not have {here} tasks with {task}")
+    reader.reject(
+        name,
+        f"does not have {here} tasks with {task}",
+    )
 
 
 def _step(environ: Mapping[str, str]) -> Step | None:
@@ -265,9 +282,11 @@ def _refuse_first_task(environ: Mapping[str, str]) -> None:
 
 def _is_batch_script(environ: Mapping[str, str]) -> bool:
     kind = environ.get("ENVIRONMENT")
-    missing = set(_BATCH_SCRIPT) - environ.keys()
-    is_whole = not missing
-    return kind == "BATCH" and is_whole
+    needed = set(_BATCH_SCRIPT)
+    names = environ.keys()
+    is_whole = needed <= names
+    is_batch = kind == "BATCH"
+    return is_batch and is_whole
 
 
 SLURM = Launcher(

@@ -1,8 +1,8 @@
-"""`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML's TensorFlow jobs, or by hand.
+"""`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML, or by hand.
 
-Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name are
-one node. An evaluator is not part of the cluster and is a job of its own. `corrected` changes what
-TensorFlow 2 cannot take as Azure ML sets it; no number of any task changes by that.
+Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name
+are one node. An evaluator is not part of the cluster and is a job of its own. `corrected` changes
+what TensorFlow 2 cannot take as Azure ML sets it; no number of any task changes by that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Task(NamedTuple):
 
 
 def has_servers(environ: Mapping[str, str]) -> bool:
-    """Whether there are parameter servers: all tasks but the chief then run servers that never end."""
+    """Whether there are parameter servers: all tasks but the chief then run servers."""
     text = environ.get(_NAME)
     if text is None:
         return False
@@ -84,7 +84,7 @@ def _without_empty(cluster: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 
 def _lacks_chief(cluster: dict[str, Any]) -> bool:
-    """Whether there is no chief, which is where TensorFlow 2's ParameterServerStrategy runs the script.
+    """Whether there is no chief, where TensorFlow's ParameterServerStrategy runs the script.
 
     Azure ML has none.
     """
@@ -166,7 +166,7 @@ def _cluster(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
-    """The tasks with valid addresses, in the order of the text; records every problem of the others."""
+    """The tasks with valid addresses, in the order of the text; records all other problems."""
     if not isinstance(config.get("cluster"), dict):
         problems.append("TF_CONFIG has no 'cluster' object")
         if "sparseCluster" in config:

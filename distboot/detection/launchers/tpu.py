@@ -1,7 +1,7 @@
 """Cloud TPU slices of several hosts, as GKE sets them up: one process uses all chips of a host.
 
-The processes of several slices are in JAX's own order (jax/_src/clusters/cloud_tpu_cluster.py): slice
-by slice. With several slices there are MEGASCALE_NUM_SLICES=2, MEGASCALE_SLICE_ID=1 and
+The processes of several slices are in JAX's own order (jax/_src/clusters/cloud_tpu_cluster.py):
+slice by slice. With several slices there are MEGASCALE_NUM_SLICES=2, MEGASCALE_SLICE_ID=1 and
 MEGASCALE_COORDINATOR_ADDRESS=js-slice-0-0.js, too.
 """
 

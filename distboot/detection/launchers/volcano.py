@@ -1,4 +1,4 @@
-"""Volcano on Kubernetes: its `pytorch` plugin numbers pods, and no variable has the processes of each.
+"""Volcano on Kubernetes: its `pytorch` plugin numbers pods, and not processes.
 
 VC_TASK_INDEX counts within one kind of task. VC_WORKER_NUM and its like are of the svc plugin.
 """
