@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
+OFF = "none"  # what a user names for a process that is alone, whatever its environment has
 WRAPPER = "distboot"  # and of one that the wrapper of its node has started
 
 # What counts something, and up to what.

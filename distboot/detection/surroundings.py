@@ -12,8 +12,7 @@ from functools import cache
 from ..base.text import counted, escape_control, log_line
 from . import allocation
 from .allocation import Unused
-from .named import OFF
-from .placement import NO_LAUNCHER, WRAPPER, Placement
+from .placement import NO_LAUNCHER, OFF, WRAPPER, Placement
 
 _LONGEST = 1 << 20  # bytes of a list of hosts
 _FLUX_LIMIT = 5.0  # seconds for the broker on this host to answer

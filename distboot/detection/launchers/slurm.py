@@ -100,10 +100,10 @@ def _read(reader: EnvReader) -> None:
 def _take_first(reader: EnvReader, hosts: list[str]) -> None:
     """Rank 0 is on the first of these hosts."""
     source = f"first host of {_HOSTS}"
-    if not hosts:
-        return
-    first, *_ = hosts
-    reader.own_address = (first, source)
+    if hosts:
+        host = hosts[0]
+        found = (host, source)
+        reader.own_address = found
 
 
 def _hosts(reader: EnvReader) -> list[str]:
@@ -171,9 +171,10 @@ def _lowest_rank(reader: EnvReader) -> int | None:
 
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
     """Where this node is in the lists of hosts and of counts."""
+    source = "SLURMD_NODENAME"
     nodes = reader.number("num_nodes")
     _check_index(reader, node_index, nodes)
-    name = reader.text("SLURMD_NODENAME")
+    name = reader.text(source)
     if name is None and nodes == 1:
         # In a step of several components the indexes need not be those of the lists
         return 0
@@ -182,7 +183,8 @@ def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> i
     if name in hosts:
         return hosts.index(name)
     shown = variable(reader.environ, _HOSTS)
-    reader.reject("SLURMD_NODENAME", f"is not in {shown}")
+    why = f"is not in {shown}"
+    reader.reject(source, why)
     return None
 
 
