@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import hmac
 import os
@@ -352,7 +353,11 @@ def participant_of(
     held: bool,
 ) -> FailureCoordinator | FailureReporter:
     """Rank 0's side of failure detection, or that of another agent, on the connections of the rendezvous."""
-    bound, agents, ranks = membership.heartbeat_timeout, membership.agents, ranks_of(membership)
+    # What the meeting has made stays as long as the job: the collector of cycles need not look at it again and again
+    gc.freeze()
+    bound = membership.heartbeat_timeout
+    agents = membership.agents
+    ranks = ranks_of(membership)
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
     connection_of: dict[int, HeartbeatConnection] = {}
     for other, link, channel in side.detach_all():
