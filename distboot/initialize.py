@@ -22,6 +22,7 @@ from .detection.here import detect_here
 from .rendezvous.events import GROUP
 from .script import error_exit
 from .script.preemption import is_mentioned
+from .startup import bound_cpus
 from .startup.exit_report import report_error_at_exit, report_exception_at_exit
 from .startup.meeting import Call, meeting, met_in_wrapper
 from .startup.refusals import refuse_process, refuse_spawned
@@ -205,6 +206,7 @@ def _checked(call: Call) -> tuple[Call, bool]:
     settings.warn_of_unknown(os.environ, placement.rank, placement.who)
     if not outer.fields:  # otherwise the wrapper has warned
         call = _warned_of_unused(call)
+        bound_cpus.warn_of_rank(placement, os.environ)
     return call, bool(outer.met)
 
 

@@ -29,7 +29,9 @@ class Backlog:
 
     @property
     def is_long(self) -> bool:
-        return len(self.messages) >= _MANY and self.sent % _MANY == 0
+        if len(self.messages) < _MANY:
+            return False
+        return self.sent % _MANY == 0
 
     def add(self, rank: int, message: Broadcast) -> None:
         self.sent += 1

@@ -7,18 +7,10 @@ import re
 from collections.abc import Mapping
 
 from ..base.errors import DistbootError
-from ..base.text import log_line
 from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.node_platform import ranks_per_node
 from ..detection.placement import Placement
 from ..host import cpus
-
-# The variables are for a platform that calls mpirun itself: for Open MPI 4, and for 5.
-_UNBOUND = (
-    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the "
-    "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
-    "PRTE_MCA_hwloc_default_binding_policy=none"
-)
 
 _ABOVE_1 = re.compile("(?!1$)[0-9]+")
 _NOTHING_TO_COUNT = {
@@ -72,15 +64,3 @@ def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
     why = _NOTHING_TO_COUNT[wanted]
     problem = f"--nproc-per-node {wanted}{why} here"
     raise DistbootError("usage", problem, "give the number of processes")
-
-
-def warn_if_bound(placement: Placement) -> None:
-    """Warn that a launcher has bound this process to a few CPUs, which its ranks inherit."""
-    if placement.launcher == "single":
-        return
-    own = cpus.affinity()
-    all_cpus = cpus.of_all()
-    if own is None or all_cpus is None or own >= all_cpus:
-        return
-    bound = f"{placement.launcher} has bound this process to {own} of {all_cpus} CPUs"
-    log_line(placement.who, f"warning: {bound}, and so all ranks of this node: {_UNBOUND}")
