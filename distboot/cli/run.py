@@ -17,9 +17,9 @@ from ..detection.here import detect_here
 from ..detection.placement import Placement
 from ..frameworks import _torch
 from .launch import Launch, launch_of, with_ranks
-from .nproc_per_node import count_of, warn_if_bound
+from .nproc_per_node import count_of
 from .run_options import check_local_rank, complete, parse
-from .run_warnings import warn_of_misplaced, warn_of_world_size
+from .run_warnings import warn_if_bound, warn_of_misplaced, warn_of_world_size
 from .script_text import fit_to_script
 from .target import target_of
 

@@ -1,6 +1,6 @@
-"""The exit code of a script that ends with an error of distboot: that of the command for this error.
+"""The exit code of a script that ends with an error of distboot: the error's own.
 
-Python ends with 1 for every uncaught exception, unless its hook raises SystemExit.
+Python ends with 1 for every uncaught exception, unless `sys.excepthook` raises SystemExit.
 """
 
 from __future__ import annotations

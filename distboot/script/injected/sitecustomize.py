@@ -72,7 +72,7 @@ def _report_to(pipe: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the user's sitecustomize, or the system's; Python prints an exception of it, as always."""
+    """Run the user's sitecustomize, or the system's; Python prints its exception, as always."""
     ours = sys.modules.pop("sitecustomize")
     try:
         importlib.import_module("sitecustomize")
