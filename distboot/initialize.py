@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import frameworks
 from .base import settings
 from .base.errors import DistbootError, with_rank
-from .base.limits import seconds
+from .base.setting_readers import given_by_option, seconds
 from .base.text import log_line, short_repr
 from .context import Context, who_of
 from .detection import export, inherited, surroundings
@@ -94,7 +94,7 @@ def init(
     try:
         limit = None
         if timeout is not None:
-            limit = seconds(f"timeout={short_repr(timeout)}", timeout)
+            limit = seconds(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
         join_limit = settings.join_timeout_setting(join_timeout)
         with _one_at_a_time():
