@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ..base.process import ends_at
 from ..base.text import log_line
-from ..detection.detect import LAUNCHERS
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..base.errors import DistbootError, with_rank
 from ..base.text import first_line
+from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..rendezvous.events import ALL_READY, IMPORTED, EventLog
 from ..rendezvous.messages import (
@@ -75,7 +76,7 @@ class Session:
         self.interface, self.own_address = result.interface, result.own_address
         self.store_address = (result.store_host, result.port)
         where: dict[str, object] = {"master_addr": result.host}
-        if self.placement.launcher != "torchrun":  # the port of whose agent stays its own
+        if not LAUNCHERS[self.placement.launcher].serves_master_port:
             where["master_port"] = result.port
         placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
         # Else it is a node's, and not that of a rank

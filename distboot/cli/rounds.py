@@ -18,6 +18,7 @@ from ..base.threads import at_once
 from ..detection import export
 from ..detection.detect import detect
 from ..detection.launchers.tf_config import has_servers
+from ..detection.order import LAUNCHERS
 from ..detection.placement import NUMBERS, Placement
 from .launch import Launch
 
@@ -148,7 +149,7 @@ class Rounds(NamedTuple):
             session, base = _session_and_environ_for_rank(job, rank)
         placement = session.placement
         session.link = watch.link(placement.rank)
-        is_torchruns = placement.launcher == "torchrun"
+        is_torchruns = LAUNCHERS[placement.launcher].serves_master_port
         counts = self.restarts.variables(base)
         others = frameworks.exports(self.launch.options.framework, session, base)
         if not is_torchruns:  # else one of them would show that torchrun has started the script

@@ -16,7 +16,11 @@ from ranks import RunRanks
 from distboot import detect
 from distboot.base.commands import command_error
 from distboot.base.errors import CODES
-from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
+from distboot.detection.local_rank_option import (
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
 from distboot.detection.placement import FIELDS
 from distboot.tools.env import docker_options
 

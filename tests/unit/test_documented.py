@@ -15,7 +15,7 @@ from documented import (
 )
 
 from distboot import detect
-from distboot.detection.detect import LAUNCHERS
+from distboot.detection.order import LAUNCHERS
 from distboot.host import DERIVED_PORTS
 
 # What is captured is in test_subsets.py.

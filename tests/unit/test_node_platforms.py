@@ -12,9 +12,10 @@ from conftest import Run
 from test_not_alone import DOCUMENTED
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import LAUNCHERS, NODE_PLATFORMS
 from distboot.detection.node_platform import NodePlatform, ranks_per_node
+from distboot.detection.order import LAUNCHERS, node_platforms
 
+NODE_PLATFORMS = node_platforms(LAUNCHERS.values())
 ROWS = {one.name: one for one in NODE_PLATFORMS}
 
 

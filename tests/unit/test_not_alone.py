@@ -15,8 +15,8 @@ from distboot import (
     detect,
     init,
 )
-from distboot.detection.detect import NODE_PLATFORMS
 from distboot.detection.here import detect_here
+from distboot.detection.order import LAUNCHERS, node_platforms
 
 FOLDER = Path(__file__).parents[1] / "signs"
 
@@ -414,7 +414,8 @@ _OF_SEVERAL = {
     if _outcome(environ).get("launcher") != "single"
 }
 _OF_SEVERAL |= {
-    one.name: dict(word.split("=", 1) for word in one.sample.split(" ")) for one in NODE_PLATFORMS
+    one.name: dict(word.split("=", 1) for word in one.sample.split(" "))
+    for one in node_platforms(LAUNCHERS.values())
 }
 
 

@@ -5,18 +5,19 @@ from captured import ALL, one, refused, wrong_numbers
 from documented import tf_config
 
 from distboot import detect
-from distboot.detection.detect import INNERMOST_FIRST
 from distboot.detection.export import for_launcher, merged, variables
+from distboot.detection.order import LAUNCHERS
 
 OPENMPI, UNEVEN_STEP = "openmpi-5.0.11/uneven_3_1", "slurm-srun-22.05.8/uneven_3_1_default"
 INTELMPI = "intelmpi-2021.19.0/2nodes_2procs"
 
 
 def test_launcher_names_are_unique_and_documented() -> None:
-    names = [launcher.name for launcher in INNERMOST_FIRST]
-    assert len(set(names)) == len(names)
-    assert names[-1] == "single"
-    assert all(launcher.source and launcher.title for launcher in INNERMOST_FIRST)
+    assert list(LAUNCHERS)[-1] == "single"
+    for name, launcher in LAUNCHERS.items():
+        assert launcher.name == name
+        assert launcher.source
+        assert launcher.title
 
 
 _FIRST = {

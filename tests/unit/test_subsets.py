@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from distboot import DistbootError, Placement, detect
 from distboot.detection import signs
-from distboot.detection.detect import LAUNCHERS
+from distboot.detection.order import LAUNCHERS
 from distboot.rendezvous.membership import JoinTable, build_membership
 from distboot.rendezvous.messages import WorkerInfo
 
