@@ -98,8 +98,14 @@ def test_the_page_has_verdicts_tables_and_plots_and_no_host_name() -> None:
     text = page([Section([compared], limits), Section()], "Measured on 2026-01-02.")
     for part in (
         "1 of 3 limits reached, 1 missed.",
-        "| a | 1 s | ≤ 2 s | reached |\n| b | 3 s | ≤ 2 s | **missed** |\n| c | not measured |  | not measured |",
-        "## Start\n\n![Start](start.svg)\n\n| way | time |\n| --- | --- |\n| ours | 1 s |\n| theirs | 2 s |",
+        (
+            "| a | 1 s | ≤ 2 s | reached |\n| b | 3 s | ≤ 2 s | **missed** |\n| c | not "
+            "measured |  | not measured |"
+        ),
+        (
+            "## Start\n\n![Start](start.svg)\n\n| way | time |\n| --- | --- |\n| ours | "
+            "1 s |\n| theirs | 2 s |"
+        ),
         "\n\nHalf the time.\n",
         "Measured on 2026-01-02.",
         f"Python {platform.python_version()}, torch ",
@@ -168,7 +174,10 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(
     [
         (
             "missing",
-            "distboot: rank 0 on nodea: 3/4 ranks joined; missing: rank 2 (node 1); giving up in 298 s",
+            (
+                "distboot: rank 0 on nodea: 3/4 ranks joined; missing: "
+                "rank 2 (node 1); giving up in 298 s"
+            ),
             True,
         ),
         ("missing", "[W1122 06:41:00 TCPStore.cpp:294] [c10d] 3/4 clients joined.", False),

@@ -137,7 +137,10 @@ NOT_RUN = {
     ): "two nodes: test_docs_clouds.py",
     (
         "docs/how-to/another-cloud.md",
-        "$ export NODE_RANK=$ACME_NODE_INDEX NUM_NODES=$ACME_NODE_COUNT MASTER_ADDR=$ACME_NODE_0 MASTER_PORT=29500",
+        (
+            "$ export NODE_RANK=$ACME_NODE_INDEX NUM_NODES=$ACME_NODE_COUNT "
+            "MASTER_ADDR=$ACME_NODE_0 MASTER_PORT=29500"
+        ),
     ): "two nodes: test_docs_clouds.py",
     (
         "docs/how-to/late-ranks.md",

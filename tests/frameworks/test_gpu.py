@@ -31,13 +31,15 @@ def script(run: Run, tmp_path: Path) -> Gpu:
     """Runs `bench/gpu.py` on a machine with so many GPUs; its exit code, what it says, and the page."""
 
     def run_it(*arguments: str, count: int, fault: str = "") -> tuple[int, str, str]:
-        root, page = tmp_path / "root", tmp_path / "RESULTS.md"
+        root = tmp_path / "root"
+        page = tmp_path / "RESULTS.md"
         files = {"proc/driver/nvidia/version": _VERSION, "dev/nvidiactl": "", "dev/nvidia-uvm": ""}
         files["site/torch/version.py"] = (
             "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n"
         )
         for number, uuid in enumerate(_UUIDS[:count]):
-            bus, minor = f"0000:0{number}:00.0", f"Device Minor: \t {number}\n"
+            bus = f"0000:0{number}:00.0"
+            minor = f"Device Minor: \t {number}\n"
             files[f"dev/nvidia{number}"] = ""
             files[f"sys/bus/pci/devices/{bus}/vendor"] = "0x10de\n"
             files[f"sys/bus/pci/devices/{bus}/class"] = "0x030200\n"
@@ -132,8 +134,16 @@ def test_a_mig_device_is_shown_by_its_uuid(tmp_path: Path) -> None:
 def test_a_job_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, 2)
     with pytest.raises(FailedError, match=r"rank 1 did not end within \d s: so far"):
-        jobs.run(["-c", "import os, sys, time; sys.stderr.write('so far\\n'); time.sleep(3600 * int(os.environ['I']))"],
-                 [{"I": "0"}, {"I": "1"}])  # fmt: skip
+        jobs.run(
+            [
+                "-c",
+                (
+                    "import os, sys, time; sys.stderr.write('so far\\n'); "
+                    "time.sleep(3600 * int(os.environ['I']))"
+                ),
+            ],
+            [{"I": "0"}, {"I": "1"}],
+        )
     with pytest.raises(FailedError, match="within 0 s"):
         jobs.run(["-c", "import time; time.sleep(3600)"])
 

@@ -53,7 +53,10 @@ needs_library_4 = pytest.mark.skipif(
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
 _WITH_LIBRARY_4 = (*UNDER_5, "env", f"LD_PRELOAD={LIBRARY_4}")
 _OF_USER = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}
-_NOT_MPI_5 = "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open MPI 5; so Horovod uses Gloo"
+_NOT_MPI_5 = (
+    "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open "
+    "MPI 5; so Horovod uses Gloo"
+)
 _NOT_MPICH = "does not work under the mpirun of mpich; so Horovod uses Gloo"
 _ON_GLOO_ONLY = {"PYTHONPATH": f"{GLOO_ONLY}:{ROOT}"}
 _TWO_OF_MPICH = ("mpiexec.mpich", "-n", "2")
@@ -121,7 +124,8 @@ _ONE_WORLD: dict[str, tuple[Any, ...]] = {
 def test_one_world(run: Run, port: int, name: str) -> None:
     launcher, script, env, mpi, more, said, _ = _ONE_WORLD[name]
     if launcher is None:
-        lines, err = lines_of(*in_two(run, port, *script, **env)), ""
+        lines = lines_of(*in_two(run, port, *script, **env))
+        err = ""
     else:
         env = {name: value.replace("PORT", str(port)) for name, value in env.items()}
         lines, err = launched(run, launcher, *script, **env)
@@ -140,16 +144,29 @@ _OFF = {
 }
 _OFF |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "DISTBOOT_RENDEZVOUS": "0"}
 _KERAS_3 = {"WHICH": "horovod.keras", "TF_USE_LEGACY_KERAS": "0"}
-_LACKS, _NO_MPI = "this Horovod was built without", {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
+_LACKS = "this Horovod was built without"
+_NO_MPI = {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "rendezvous off": (_OFF, "rendezvous-needed", "", ()),
-    "Keras 3": (_KERAS_3, "framework-not-installed", "needs legacy Keras, and tf.keras is Keras 3.", needs_tensorflow),
-    "no TensorFlow": (
-        {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"}, "framework-not-installed",
-        f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)", needs_gloo_only,
+    "Keras 3": (
+        _KERAS_3,
+        "framework-not-installed",
+        "needs legacy Keras, and tf.keras is Keras 3.",
+        needs_tensorflow,
     ),
-    "no MPI": (_NO_MPI, "backend-not-available", f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)", needs_gloo_only),
-}  # fmt: skip
+    "no TensorFlow": (
+        {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"},
+        "framework-not-installed",
+        f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)",
+        needs_gloo_only,
+    ),
+    "no MPI": (
+        _NO_MPI,
+        "backend-not-available",
+        f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)",
+        needs_gloo_only,
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -364,5 +381,6 @@ def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
         line["text"].partition(": Horovod is about ")[2].partition("\n")[0] for line in lines
     )
     assert texts == [
-        "to use gloo on rank 1, and something else on rank 0", "to use mpi on rank 0, and something else on rank 1"
-    ]  # fmt: skip
+        ("to use gloo on rank 1, and something else on rank 0"),
+        "to use mpi on rank 0, and something else on rank 1",
+    ]

@@ -62,8 +62,13 @@ else:
 """
     lines = [rank.line() for rank in run_ranks(_BEGIN + _INIT + script, **_ENV)]
     same = {
-        "size": 2, "devices": 2, "total": [0, 1], "same": True, "another": "already-initialized", "proxy": "127.0.0.1",
-    }  # fmt: skip
+        "size": 2,
+        "devices": 2,
+        "total": [0, 1],
+        "same": True,
+        "another": "already-initialized",
+        "proxy": "127.0.0.1",
+    }
     assert lines == [{"rank": 0, **same}, {"rank": 1, **same}]
 
 
@@ -88,16 +93,37 @@ def test_address_of_the_only_node_may_be_any_of_its_own(
 # What a rank does that ends it, while the other one waits for it: which rank, how, its exit code, what is said of it;
 # and whether the other one waits in a collective operation, which sees on its own that a peer has gone.
 _ENDS = {
-    "exception": (0, "raise ValueError('boom')", 1, "rank 0 failed first: uncaught exception: ValueError: boom", True),
-    "exception in with": (0, "with ctx: raise ValueError('boom')", 1, "rank 0 failed first: uncaught exc", True),
+    "exception": (
+        0,
+        "raise ValueError('boom')",
+        1,
+        ("rank 0 failed first: uncaught exception: ValueError: boom"),
+        True,
+    ),
+    "exception in with": (
+        0,
+        "with ctx: raise ValueError('boom')",
+        1,
+        "rank 0 failed first: uncaught exc",
+        True,
+    ),
     "exception with shutdown": (
-        0, "try: raise ValueError('boom')\n    finally: jax.distributed.shutdown()", 1,
-        "rank 0 failed first: uncaught exception: ValueError: boom", True,
+        0,
+        "try: raise ValueError('boom')\n    finally: jax.distributed.shutdown()",
+        1,
+        "rank 0 failed first: uncaught exception: ValueError: boom",
+        True,
     ),
     "sys.exit": (1, "sys.exit(3)", 3, "rank 1 failed first: exit code 3", False),
     "sys.exit of rank 0": (0, "sys.exit(3)", 3, "rank 0 failed first: exit code 3", True),
-    "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by an external SIGTERM: rank 1 got it first", False),
-}  # fmt: skip
+    "SIGTERM": (
+        1,
+        "os.kill(os.getpid(), 15)",
+        -15,
+        ("stopped by an external SIGTERM: rank 1 got it first"),
+        False,
+    ),
+}
 
 
 @all_with("jax")
@@ -150,9 +176,13 @@ say(**found)
     lines = [rank.line() for rank in ended]
     for rank, line in enumerate(lines):
         assert line.pop("env") == {
-            **_ENV, "no_proxy": "a.b", "no_grpc_proxy": "a.b,127.0.0.1",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(rank),
-        }  # fmt: skip
+            **_ENV,
+            "no_proxy": "a.b",
+            "no_grpc_proxy": "a.b,127.0.0.1",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(rank),
+        }
         assert line == {"rank": rank, "size": 2, "total": [0, 1], "launcher": "torch"}
 
 
@@ -169,13 +199,18 @@ def test_exports_are_what_jax_finds_first() -> None:
     assert found.pop("JAX_COORDINATOR_ADDRESS").endswith(":61000")
     assert found.pop("OMPI_MCA_orte_hnp_uri")
     assert found == {
-        "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    }  # fmt: skip
+    }
     job, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500")
     assert set(frameworks.exports("jax", job, environ)) == {
-        "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-    }  # fmt: skip
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+    }
 
 
 def test_nothing_is_exported_for_one_process() -> None:

@@ -137,11 +137,15 @@ fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
 @all_with("lightning")
 @pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
 def test_lightning_is_to_start_processes_itself(run: Run, init: str) -> None:
-    script, before = _BEGIN + init + _WRONG_SIZE, [sys.executable] if init else WRAPPER
+    script = _BEGIN + init + _WRONG_SIZE
+    before = [sys.executable] if init else WRAPPER
     done = run(*before, "train.py", train=script, env={"DEVICES": "2"}, timeout=180)
     assert done.returncode == 1
     assert "does not match the world size (1)" in done.stderr
-    hint = "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks here: python -m distboot --nproc"
+    hint = (
+        "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks "
+        "here: python -m distboot --nproc"
+    )
     assert done.stderr.rpartition("world size (1)")[2].count(hint) == 1, done.stderr
 
 
@@ -275,5 +279,7 @@ def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
     assert _exported({**slurm, "SLURM_NTASKS_PER_NODE": "2"}) == {}
     slurm.pop("SLURM_NTASKS_PER_NODE", None)
     assert _exported(slurm) == {
-        "TORCHELASTIC_RUN_ID": detect(slurm).job_id, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
-    }  # fmt: skip
+        "TORCHELASTIC_RUN_ID": detect(slurm).job_id,
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+    }

@@ -196,7 +196,8 @@ def seen(job: Job) -> list[list[Any]]:
 
 def stopped_at(job: Job) -> int:
     """The step at which all ranks have stopped, one having been told to."""
-    pids, processes = [job.folder / f"pid-{rank}" for rank in range(job.ranks)], job.processes
+    pids = [job.folder / f"pid-{rank}" for rank in range(job.ranks)]
+    processes = job.processes
     until(
         lambda: (
             all(pid.exists() for pid in pids) or any(each.poll() is not None for each in processes)

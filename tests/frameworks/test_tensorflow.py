@@ -96,7 +96,10 @@ def _first_line(ranks: Ranks, rank: int) -> dict[str, Any]:
 
 
 def _keras_3_is_named(ranks: Ranks, rank: int) -> bool:
-    hint = f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 does not work under a strategy"
+    hint = (
+        f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 "
+        "does not work under a strategy"
+    )
     return ranks.output(rank).count(hint) == 1
 
 
@@ -110,7 +113,8 @@ def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
     )
     assert ranks.codes() == [1, 1]
     for rank, task in enumerate(("chief", "worker")):
-        line, config = _first_line(ranks, rank), json.loads(given[rank]["TF_CONFIG"])
+        line = _first_line(ranks, rank)
+        config = json.loads(given[rank]["TF_CONFIG"])
         assert (line["launcher"], line["task"], line["total"]) == ("tf_config", [task, 0], 3.0)
         assert config["cluster"].pop("ps") == []
         assert line["config"] == config
@@ -196,15 +200,39 @@ def test_tensorflow_used_before(by_hand: ByHand) -> None:
 
 _BROKEN = {"cluster": {"worker": ["127.0.0.1", "b:99999"]}, "task": {"type": "worker", "index": 0}}
 _REFUSED: list[tuple[dict[str, object], dict[str, str], str, list[str]]] = [
-    ({"strategy": "mirored"}, {}, "usage", ["strategy='mirored' is not one of multi_worker_mirrored, "]),
+    (
+        {"strategy": "mirored"},
+        {},
+        "usage",
+        [("strategy='mirored' is not one of multi_worker_mirrored, ")],
+    ),
     ({"strategy": "mirrored"}, {}, "usage", ["for one process, and the job has 2"]),
-    ({"backend": "gloo"}, {}, "usage", ["backend='gloo' is not one of TensorFlow's: auto, ring, nccl"]),
-    ({"strategy": "parameter_server", "timeout": 5}, {}, "usage", ["not for strategy='parameter_server'"]),
-    ({"strategy": "parameter_server"}, {}, "usage", ["needs a TF_CONFIG with the tasks chief, worker and ps"]),
+    (
+        {"backend": "gloo"},
+        {},
+        "usage",
+        [("backend='gloo' is not one of TensorFlow's: auto, ring, nccl")],
+    ),
+    (
+        {"strategy": "parameter_server", "timeout": 5},
+        {},
+        "usage",
+        ["not for strategy='parameter_server'"],
+    ),
+    (
+        {"strategy": "parameter_server"},
+        {},
+        "usage",
+        [("needs a TF_CONFIG with the tasks chief, worker and ps")],
+    ),
     ({}, {"DISTBOOT_RENDEZVOUS": "0"}, "rendezvous-needed", ["there is no TF_CONFIG"]),
-    ({}, {"TF_CONFIG": json.dumps(_BROKEN)}, "broken-environment",
-     ["worker 0 is not 'host:port'", "worker 1 is not a port"]),
-]  # fmt: skip
+    (
+        {},
+        {"TF_CONFIG": json.dumps(_BROKEN)},
+        "broken-environment",
+        ["worker 0 is not 'host:port'", "worker 1 is not a port"],
+    ),
+]
 
 
 def test_refused_before_tensorflow_is_imported(by_hand: ByHand) -> None:
@@ -233,7 +261,10 @@ distboot.init("tensorflow", join_timeout=90)
     each = [{**task, **place} for task, place in zip(tasks, by_rank(2), strict=True)]
     ranks = by_hand(script, each=each)
     assert 128 + signal.SIGKILL in ranks.codes()
-    said = r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did not find each other within"
+    said = (
+        r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did "
+        r"not find each other within"
+    )
     assert any(re.search(said, ranks.output(rank), re.MULTILINE) for rank in (0, 1)), ranks.output(
         0
     )

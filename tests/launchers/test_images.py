@@ -220,9 +220,14 @@ def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*compose, *words], env=podman.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=150, check=False,
-        )  # fmt: skip
+            [*compose, *words],
+            env=podman.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
 
     try:
         done = run("up", "--build", "--abort-on-container-exit", "--exit-code-from=node0")
@@ -247,7 +252,10 @@ with distboot.init("none", join_timeout=60) as ctx:
 def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
     """Runs two containers below mpirun, with these options, and gives what the ranks say there."""
     (tmp_path / "who.py").write_text(_WHO)
-    mounted = f"--volume={podman.context}:/distboot:ro --volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
+    mounted = (
+        f"--volume={podman.context}:/distboot:ro "
+        f"--volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
+    )
     image = argument(DOCKER / "Dockerfile", "PYTHON")  # alone, as nothing of a framework is needed
     env = {
         **podman.environ,
@@ -257,7 +265,10 @@ def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
     }
 
     def start(options: str) -> list[dict[str, object]]:
-        container = f"podman run --rm --timeout=120 --network=host {mounted} {options} {image} python /job/who.py"
+        container = (
+            f"podman run --rm --timeout=120 --network=host {mounted} "
+            f"{options} {image} python /job/who.py"
+        )
         command = f"eval {shlex.quote(container)}" if "docker" in options else f"exec {container}"
         lines = json_lines(
             run(

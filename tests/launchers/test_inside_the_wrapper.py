@@ -109,9 +109,15 @@ def test_each_rank_starts_a_job_of_its_own(
     assert {line["place"][3] for line in lines} == {ranks}
     assert {(line["launcher"], line["NODE_RANK"]) for line in lines} == {(launcher, "0")}
     name = request.node.callspec.id.rstrip("01")
-    warning = f"warning: each of the 2 ranks starts {name}, which starts a job of its own: 2 jobs that train separately"
+    warning = (
+        f"warning: each of the 2 ranks starts {name}, which starts a job of its "
+        "own: 2 jobs that train separately"
+    )
     assert [warning in rank.err for rank in ended] == [True, False]
-    summary = f"each rank ran {name} for a job of its own, and none joined the others; exit codes: 0 (ranks 0-1)"
+    summary = (
+        f"each rank ran {name} for a job of its own, and none joined the "
+        "others; exit codes: 0 (ranks 0-1)"
+    )
     assert summary in ended[0].err
 
 

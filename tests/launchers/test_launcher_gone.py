@@ -35,17 +35,27 @@ _AGENT = [sys.executable, "-m", "torch.distributed.run", *_TORCHRUN[1:]]
 KILLED = [
     pytest.param(TWO_OF_MPIRUN, signal.SIGKILL, 0, marks=needs_mpirun, id="mpirun"),
     pytest.param(
-        [str(OPENMPI4), "--oversubscribe", "-n", "2"], signal.SIGKILL, 0,
-        marks=needs_openmpi4, id="mpirun 4",
+        [str(OPENMPI4), "--oversubscribe", "-n", "2"],
+        signal.SIGKILL,
+        0,
+        marks=needs_openmpi4,
+        id="mpirun 4",
     ),
-    pytest.param([str(MPICH), "-n", "2"], signal.SIGKILL, 1, marks=needs_mpich, id="proxy of mpiexec"),
-    pytest.param(_TORCHRUN, signal.SIGKILL, 0, marks=needs_torch, id="torchrun"),
-    pytest.param(_AGENT, signal.SIGUSR1, 0, marks=[needs_torch, pytest.mark.all], id="torchrun, USR1"),
     pytest.param(
-        [str(BIN / "horovodrun"), "--gloo", "-np", "2"], signal.SIGKILL, 0,
-        marks=[needs_horovod, pytest.mark.all], id="horovodrun",
+        [str(MPICH), "-n", "2"], signal.SIGKILL, 1, marks=needs_mpich, id="proxy of mpiexec"
     ),
-]  # fmt: skip
+    pytest.param(_TORCHRUN, signal.SIGKILL, 0, marks=needs_torch, id="torchrun"),
+    pytest.param(
+        _AGENT, signal.SIGUSR1, 0, marks=[needs_torch, pytest.mark.all], id="torchrun, USR1"
+    ),
+    pytest.param(
+        [str(BIN / "horovodrun"), "--gloo", "-np", "2"],
+        signal.SIGKILL,
+        0,
+        marks=[needs_horovod, pytest.mark.all],
+        id="horovodrun",
+    ),
+]
 _SCRIPT = """
 import os, sys, time
 if {init}:
@@ -67,7 +77,9 @@ class Launched:
     def __init__(
         self, folder: Path, env: dict[str, str], port: int, launcher: Sequence[str], *, init: bool
     ) -> None:
-        self.folder, self.launcher, self.init = folder, launcher, init
+        self.folder = folder
+        self.launcher = launcher
+        self.init = init
         (folder / "train.py").write_text(_SCRIPT.format(init=init))
         self.env = {**env, **MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self.env |= {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_GRACE": "5"}
@@ -78,9 +90,14 @@ class Launched:
         between = ["sh", "-c", f"exec >> output 2>&1; {shell}", "sh"]
         with (self.folder / "launcher").open("wb") as output:
             self.process = subprocess.Popen(
-                [*self.launcher, *between, *self.rank], cwd=self.folder, env=self.env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+                [*self.launcher, *between, *self.rank],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def pids(self) -> list[int]:
         paths = [self.folder / f"pid-{rank}" for rank in (0, 1)]

@@ -199,7 +199,10 @@ try:
 except distboot.DistbootError as error:
     say(error.code, error.message)
 """
-    said = r"^membership-mismatch .*rank \d is about to start \w+, and rank \d \w+$|^framework-not-installed .*mpi4py"
+    said = (
+        r"^membership-mismatch .*rank \d is about to start \w+, and rank \d "
+        r"\w+$|^framework-not-installed .*mpi4py"
+    )
     for output, code in wrapped(script + _MEET):
         assert re.search(said, output), output
         assert code == 0

@@ -96,7 +96,10 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     result = run(
         sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place}
     )
-    said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
+    said = (
+        "rendezvous-needed barrier() needs the roll call, and it is off | unset "
+        "DISTBOOT_RENDEZVOUS\n"
+    )
     assert (result.stdout, result.stderr) == (said, "")
 
 
@@ -234,7 +237,10 @@ for leaves in (1, 0):
 """
     first, second = ranks(script)
     for rank, (output, _) in zip((1, 0), (first, second), strict=True):
-        said = f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its context, without getting here"
+        said = (
+            f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its "
+            "context, without getting here"
+        )
         assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(
@@ -258,7 +264,10 @@ _HINT = "give its block more time: main_first(timeout=…)"
 def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
     assert second == (
-        f"missing-rank main_first(): rank 0 did not finish its block within 0.5 s | look at its output, or {_HINT}\n",
+        (
+            "missing-rank main_first(): rank 0 did not finish its block within 0.5 s | "
+            f"look at its output, or {_HINT}\n"
+        ),
         0,
     )
     said = "missing-rank main_first(): rank 1 timed out after 0.5 s waiting for this one | "

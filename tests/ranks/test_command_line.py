@@ -73,10 +73,8 @@ def _evaluated(options: str) -> list[str]:
 def test_exports_for_a_container(distboot: Run) -> None:
     env = {**MPI_RANK_3, **AZURE}
     lines = distboot("env", "--format", "dotenv", env=env).stdout.splitlines()
-    dotenv, as_json = (
-        dict(line.split("=", 1) for line in lines),
-        json.loads(distboot("env", "--json", env=env).stdout),
-    )
+    dotenv = dict(line.split("=", 1) for line in lines)
+    as_json = json.loads(distboot("env", "--json", env=env).stdout)
     assert dotenv["RANK"] == as_json["RANK"] == "3"
     assert "NODE_RANK" not in dotenv
     assert as_json["NODE_RANK"] is None
@@ -234,7 +232,10 @@ def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, set
 
 
 def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
-    said = "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you mean DISTBOOT_SECRET?\n"
+    said = (
+        "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you "
+        "mean DISTBOOT_SECRET?\n"
+    )
     env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
@@ -260,7 +261,10 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
     assert "warning  settings: unknown variable MASTER_ADRR is ignored" in found
     said = distboot("show", env=env).stderr.splitlines()
     assert said == [
-        "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did you mean DISTBOOT_JOIN_TIMEOUT?",
+        (
+            "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did "
+            "you mean DISTBOOT_JOIN_TIMEOUT?"
+        ),
         "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
     ]
     assert (
@@ -323,9 +327,8 @@ def test_reader_that_goes_away_is_no_traceback(run: Run) -> None:
 def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
     script = f"{sys.executable} -m distboot show >/dev/full"
     result = run("bash", "-c", script)
-    assert (
-        result.stderr
-        == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
+    assert result.stderr == (
+        "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
     )
     assert result.returncode == CODES["output-failed"][0]
 

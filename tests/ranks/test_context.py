@@ -186,7 +186,10 @@ def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -
             "NODE_RANK": "0",
             "DISTBOOT_RENDEZVOUS": "0",
         }
-        script = "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError as error: print(error.code)"
+        script = (
+            "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError "
+            "as error: print(error.code)"
+        )
         result = run(sys.executable, "-c", BEGIN + script, env=env, timeout=60)
     assert result.stdout == "join-timeout\n"
 
@@ -212,7 +215,10 @@ if __name__ == "__main__":
         [child.start() for child in children]
         [child.join() for child in children]
 """
-_NUMBERS = "os.environ.update(RANK=str(rank), WORLD_SIZE=N, MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ['PORT'])"
+_NUMBERS = (
+    "os.environ.update(RANK=str(rank), WORLD_SIZE=N, MASTER_ADDR='127.0.0.1', "
+    "MASTER_PORT=os.environ['PORT'])"
+)
 _STARTS = [(), ("-m", "distboot")]
 
 

@@ -28,7 +28,8 @@ from distboot.tools.doctor.machine import Machine
 def test_machines(name: str, get: Get) -> None:
     """DISTBOOT_WRITE_MACHINES=1 writes what is said of each: read the difference, aloud."""
     one = get(name)
-    said, file = text(examine(one), one.host) + "\n", FOLDER / f"{name}.txt"
+    said = text(examine(one), one.host) + "\n"
+    file = FOLDER / f"{name}.txt"
     if os.environ.get("DISTBOOT_WRITE_MACHINES"):
         file.write_text(said)
     assert said == file.read_text()
@@ -72,7 +73,8 @@ def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
 
 def test_documents_show_what_is_really_said() -> None:
     how_to = ROOT / "docs" / "how-to"
-    doctor, page = (how_to / "doctor.md").read_text(), (how_to / "infiniband.md").read_text()
+    doctor = (how_to / "doctor.md").read_text()
+    page = (how_to / "infiniband.md").read_text()
     shown = doctor.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
     said = (FOLDER / "azure-nd-h100.txt").read_text()
     assert (said.startswith(shown), len(shown) > 500) == (True, True)
@@ -160,7 +162,10 @@ def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> No
         empty,
     ) == (True, True, "")
     host = os.uname().nodename
-    seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', but this host has no interface 'nosuch0'"
+    seen = (
+        f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', but this "
+        "host has no interface 'nosuch0'"
+    )
     (index,) = (index for index, line in enumerate(lines) if line.startswith(f"problem  {seen}"))
     assert lines[index + 1].startswith(
         "           remedy: name one of these, or unset NCCL_SOCKET_IFNAME"
@@ -186,7 +191,10 @@ def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
 
 def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
     rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
-    said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not arrive: "
+    said = (
+        f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this "
+        "rank did not arrive: "
+    )
     assert said in rank_0.out
 
 

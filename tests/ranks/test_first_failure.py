@@ -61,7 +61,10 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
     assert running.fail()[1] == 1
     for rank, log in enumerate(logs[:2]):
         text = log.read_text()
-        said = f"distboot: rank 1 failed first: uncaught exception: ValueError: boom ***, on {os.uname().nodename}, in "
+        said = (
+            "distboot: rank 1 failed first: uncaught exception: ValueError: boom "
+            f"***, on {os.uname().nodename}, in "
+        )
         assert text.startswith(said), (rank, text, running.output(rank))
         assert text.endswith("\n  | ValueError: boom ***")
         failure = log.parent / f"output-of-{rank}" / "failure"
@@ -119,9 +122,9 @@ def test_start_that_failed_is_there_too(start: Start, logs: list[Path], init: bo
     start("", 1, init=init, before=_CONTAINER, **alone).codes()
     who = f"rank 0 on {os.uname().nodename}"
     first, hint = logs[0].read_text().splitlines()
-    assert (
-        first
-        == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; missing: rank 1 (node 0)"
+    assert first == (
+        f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; "
+        "missing: rank 1 (node 0)"
     )
     assert hint.startswith(f"distboot: hint: {who}: look at ")
 

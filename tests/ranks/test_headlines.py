@@ -99,7 +99,9 @@ allocate()
 def test_exit_code_comes_with_the_last_line_on_stderr(run: Run, script: str, said: str) -> None:
     done = run(
         *BY_WRAPPER,
-        train=f"import os, sys\nif os.environ['RANK'] == '1': {script}\nimport time; time.sleep(60)",
+        train=(
+            f"import os, sys\nif os.environ['RANK'] == '1': {script}\nimport time; time.sleep(60)"
+        ),
         env={"DISTBOOT_SECRET": "secret"},
     )
     assert done.returncode == 3

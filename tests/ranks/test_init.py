@@ -73,13 +73,21 @@ with distboot.init() as again:
     assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
     assert (group, hosts) == ([0, 1, "gloo"], [socket.gethostname()])
     assert environ == {
-        "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> None:
-    script = "import distboot; distboot.init(); import torch.distributed as dist; dist.init_process_group('gloo')"
+    script = (
+        "import distboot; distboot.init(); import torch.distributed as dist; "
+        "dist.init_process_group('gloo')"
+    )
     result = run(sys.executable, "-c", script)
     *_, of_torch, said = result.stderr.splitlines()
     assert "trying to initialize the default process group twice!" in of_torch

@@ -50,43 +50,89 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
 
 # What is said of each, if it is not said as of another one.
 CASES: list[tuple[list[Position], Late | None, str]] = [
-    ([at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)], Late([3], [0, 1, 2], "0"),
-     ("waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
-     "(train.py:84), collective operation 1,968, rank 3 has begun 1,967")),
-    ([at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))], Late([1, 3], [0, 2], "0"),
-     ("waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a signal; "
-     "rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have begun 8")),
+    (
+        [at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)],
+        Late([3], [0, 1, 2], "0"),
+        (
+            "waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
+            "(train.py:84), collective operation 1,968, rank 3 has begun 1,967"
+        ),
+    ),
+    (
+        [at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
+        Late([1, 3], [0, 2], "0"),
+        (
+            "waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), "
+            "rank 3 is stopped by a signal; rank 0 waits in all_reduce (train.py:84), "
+            "rank 2 waits, collective operation 9, ranks 1, 3 have begun 8"
+        ),
+    ),
     # It is late for its own group, and the other group waits for nobody.
-    ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
-     Late([1], [0], "1"), ""),
+    (
+        [
+            at(5, REDUCES, group="1"),
+            at(4, LOADS, group="1"),
+            at(9, REDUCES, group="2"),
+            at(9, REDUCES, group="2"),
+        ],
+        Late([1], [0], "1"),
+        "",
+    ),
     # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
-    ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
-      replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")], Late([3], [2], "d"), ""),
+    (
+        [
+            replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}),
+            at(5, LOADS, 10.0, group="c"),
+            replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}),
+            at(8, LOADS, group="d"),
+        ],
+        Late([3], [2], "d"),
+        "",
+    ),
     # Two wait for each other, each in another group.
-    ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
-     Late([], [0, 1]), ""),
+    (
+        [
+            replace(at(5, REDUCES), counts={"a": 5, "b": 3}),
+            replace(at(5, SENDS), counts={"a": 4, "b": 4}),
+        ],
+        Late([], [0, 1]),
+        "",
+    ),
     # Just now; and all at the same collective operation, at which nobody waits, or all.
     ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None, ""),
     ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None, ""),
-    ([at(8, REDUCES)] * 4, Late([], [0, 1, 2, 3]),
-     ("waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); the network between them, or a "
-     "device, may not answer")),
+    (
+        [at(8, REDUCES)] * 4,
+        Late([], [0, 1, 2, 3]),
+        (
+            "waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); "
+            "the network between them, or a device, may not answer"
+        ),
+    ),
     # Another one, of the same number.
-    ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]),
-     ("waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
-     "(train.py:84)")),
+    (
+        [at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)],
+        Late([], [0, 1, 2, 3]),
+        (
+            "waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
+            "(train.py:84)"
+        ),
+    ),
     # Another one, which another rank has left already.
     ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
     ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0"), ""),
     # None waits for another, and none does anything.
-    ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], []),
-     "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)"),
+    (
+        [replace(at(8, LOADS), idle=AFTER)] * 4,
+        Late([0, 1, 2, 3], []),
+        "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)",
+    ),
     ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None, ""),
     # Nothing is counted: only the stacks say it, and a rank without one says nothing.
     ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3]), ""),
     ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None, ""),
     ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None, ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("positions", "late", "said"), CASES)
@@ -173,7 +219,8 @@ class Job0:
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
         self.watch = LateWatch(self)
-        self.positions, self.silent = positions, set[int]()
+        self.positions = positions
+        self.silent = set[int]()
 
     def stall(self, *looks: float) -> None:
         """Rank 0 says that it has stalled; the times are those at which the loop turns from then on."""
@@ -428,8 +475,12 @@ def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
 ) -> None:
     job = f"job/{os.getpid()}"  # other tests have jobs, too
     for step in ("0", "1"):
-        one = start("Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step), ranks=2,
-                    AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
+        one = start(
+            "Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step),
+            ranks=2,
+            AZUREML_RUN_ID=f"{job}.{step}",
+            MASTER_PORT=str(free_port()),
+        )
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
     several = distboot("stacks", "--job", job)
     wanted = (

@@ -131,7 +131,10 @@ def test_progress_bars_of_two_ranks_end_as_lines(run: Run) -> None:
 def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(
     distboot: Run, tmp_path: Path
 ) -> None:
-    text = "print('loss'); time.sleep(0.05); print('warning', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+    text = (
+        "print('loss'); time.sleep(0.05); print('warning', file=sys.stderr); "
+        "sys.exit(int(sys.argv[1]))"
+    )
     begin = PREFIX.decode()
     for code in (3, 0):
         result = distboot("run", "--log-dir", "deep/logs", *PREFIXED, *python(text), str(code))
@@ -158,7 +161,10 @@ def test_lines_of_the_two_streams_do_not_mix_in_the_file(
 
 
 def test_streams_that_are_closed_still_reach_the_file(run: Run, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'echo out; echo err >&2; exit 7' >&- 2>&-"
+    command = (
+        f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'echo out; "
+        "echo err >&2; exit 7' >&- 2>&-"
+    )
     assert run("bash", "-c", command).returncode == 7
     assert sorted(log_of(tmp_path / "logs")) == ["err", "out"]
 

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.usefixtures("buffered")
 def test_last_output_and_code_of_a_child_that_is_killed(
     distboot: Run, tmp_path: Path, name: str, code: int
 ) -> None:
-    text = f"print('x' * 60000 + ' last words', end='', flush=True); os.kill(os.getpid(), signal.SIG{name})"
+    text = (
+        "print('x' * 60000 + ' last words', end='', flush=True); "
+        f"os.kill(os.getpid(), signal.SIG{name})"
+    )
     result = distboot(
         "run", "--log-dir", "logs", "--", "bash", "-c", 'ulimit -c 0; exec "$@"', "-", *python(text)
     )
@@ -77,7 +80,10 @@ while True:
     os.close(writer)
     with open(reader, "rb") as late:
         shown = late.read().count(b"\n")
-    said = "warning: standard output is not read: the end of the command's output is in the log file only"
+    said = (
+        "warning: standard output is not read: the end of the command's output is "
+        "in the log file only"
+    )
     assert (tmp_path / "stderr").read_text() == f"distboot: {said}\n"
     lines = log_of(tmp_path / "logs")
     assert len(lines) > shown
@@ -114,7 +120,10 @@ def test_folder_that_cannot_be_written_is_an_error_on_all(
 
 
 def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_path: Path) -> None:
-    wrapper = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in $(seq 100); do seq 100; done'"
+    wrapper = (
+        f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in "
+        "$(seq 100); do seq 100; done'"
+    )
     # Of a kB: beyond it the kernel says EFBIG
     result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")
     assert result.stdout == "".join(f"{n}\n" for n in range(1, 101)) * 100

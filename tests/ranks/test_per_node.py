@@ -139,7 +139,10 @@ def test_unmodified_script_is_watched_too(two_nodes: Nodes, tmp_path: Path) -> N
 
 
 def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Nodes) -> None:
-    script = "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c in 'x' * 99 + chr(10)]\n"
+    script = (
+        "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c "
+        "in 'x' * 99 + chr(10)]\n"
+    )
     lines, _ = two_nodes(script, "--log-prefix")
     host = os.uname().nodename
     assert sorted(lines[:-1]) == sorted(
@@ -172,7 +175,10 @@ def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_c
     run: Run, port: int
 ) -> None:
     node = f"{sys.executable} -m distboot run --log-dir logs --nproc-per-node"
-    both = f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 -- sh -c 'ulimit -Sn'; wait $!"
+    both = (
+        f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 "
+        "-- sh -c 'ulimit -Sn'; wait $!"
+    )
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = run("bash", "-c", both, env=env)
     assert (done.returncode, done.stdout) == (0, "64\n" * 17), done.stderr
@@ -209,7 +215,10 @@ def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -
 def test_limit_of_processes_that_is_too_low_is_an_error(run: Run, limit: int) -> None:
     # The capabilities let that user read this Python, wherever it is.
     reads = "+dac_override,+dac_read_search"
-    user = f"--reuid {61000 + os.getpid() % 4000} --clear-groups --inh-caps {reads} --ambient-caps {reads}"
+    user = (
+        f"--reuid {61000 + os.getpid() % 4000} --clear-groups --inh-caps {reads} "
+        f"--ambient-caps {reads}"
+    )
     ranks = f"{sys.executable} -m distboot run --nproc-per-node 2 -- sleep 60"
     done = run("setpriv", *user.split(), "bash", "-c", f"ulimit -u {limit}; exec {ranks}")
     assert done.returncode in (78, 126)

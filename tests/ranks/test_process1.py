@@ -189,7 +189,10 @@ os._exit(43)
 
 @in_modes(*IN_CONTAINERS)
 def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
-    shows = "import os; os.write(2, ' '.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
+    shows = (
+        "import os; os.write(2, ' "
+        "'.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
+    )
     closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
     mode = replace(mode, above=(*mode.above, *closed))  # tini itself does not start without them
     with wrapped(mode, clean_env, *python(shows)) as wrapper:

@@ -367,7 +367,8 @@ def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> 
 def test_secret_is_needed_on_both_sides(
     rank0: StartRank0, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ours, others = "correct horse", "battery staple"
+    ours = "correct horse"
+    others = "battery staple"
     first = rank0(2, 20, ours)
     for wrong, why in (
         (others, "has another DISTBOOT_SECRET"),

@@ -50,7 +50,10 @@ def _knows(hosts: Hosts, host: str, names: Mapping[str, str]) -> None:
     """What a host finds in its /etc/hosts: name -> address."""
     text = "".join(f"{address} {name}\n" for name, address in names.items())
     own = f"/tmp/hosts-of-{host}"
-    mount = f"umount /etc/hosts; printf %s {shlex.quote(text)} > {own}; mount -n --bind {own} /etc/hosts"
+    mount = (
+        f"umount /etc/hosts; printf %s {shlex.quote(text)} > "
+        f"{own}; mount -n --bind {own} /etc/hosts"
+    )
     assert hosts.run(host, ["sh", "-c", mount]).returncode == 0
 
 
@@ -164,9 +167,9 @@ def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str
 @all_with("torch")
 def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
     (hosts3.shared / "seen.py").write_text(
-        "import json, os, distboot\n"
-        "with distboot.init(join_timeout=60):\n"
-        "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
+        "import json, os, distboot\nwith distboot.init(join_timeout=60):\n"
+        "    names = [os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]\n"
+        "    print(json.dumps(names))\n"
     )
     done = _job(
         hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}}
@@ -195,7 +198,10 @@ def test_host_that_reaches_nobody_is_named_everywhere(
     assert {each.returncode for each in done.values()} == {75}
     for rank in (0, 1, 2):
         assert "missing: rank 3" in done[rank].stderr.splitlines()[-2]
-    said = f"rank 3 on nodec: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 4 s: {why}"
+    said = (
+        "rank 3 on nodec: rank 0 did not answer at nodea:29500 "
+        f"(from MASTER_ADDR) within 4 s: {why}"
+    )
     assert said in done[3].stderr
 
 

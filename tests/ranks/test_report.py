@@ -101,9 +101,9 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     until((tmp_path / "job.html").exists, 20)
     page = (tmp_path / "job.html").read_text()
     assert (
-        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;"
-        in page
-    )
+        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is "
+        "&lt;b&gt;NaN&lt;/b&gt;"
+    ) in page
     report = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
     assert report["ranks"][1]["state"] == "failed first"
     assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
@@ -218,9 +218,13 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
     # As repr writes it, and where what is cut off of a long line would begin within it.
     script = FAILING % "raise KeyError('x' * 285 + os.environ['DISTBOOT_SECRET'] + 200 * 'x')"
     running = start(
-        script, 2, CULPRIT="1", DISTBOOT_SECRET="s3cr\u00e9t'\\word", DISTBOOT_REPORT="job.html",
+        script,
+        2,
+        CULPRIT="1",
+        DISTBOOT_SECRET="s3cr\u00e9t'\\word",
+        DISTBOOT_REPORT="job.html",
         TORCHELASTIC_ERROR_FILE="error.json",
-    )  # fmt: skip
+    )
     running.fail()
     path = running.folder / "job.html"
     until(path.exists, 20)

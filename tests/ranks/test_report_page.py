@@ -19,8 +19,9 @@ from distboot.report.content import (
 from distboot.report.files import write
 
 pytestmark = [
-    pytest.mark.all, pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
-]  # fmt: skip
+    pytest.mark.all,
+    pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
+]
 
 HOSTILE = (
     '</script><!--<script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
@@ -88,7 +89,10 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     ):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
-    cells = "[...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    cells = (
+        "[...document.querySelectorAll('.cell[data-rank]')].map(one => "
+        "[+one.dataset.rank, one.dataset.state])"
+    )
     assert page.run(f"return {cells}") == [
         [rank, "missing" if rank == 5 else "joined"] for rank in range(16)
     ]
@@ -111,10 +115,8 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
 def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
     show: Callable[..., Browser],
 ) -> None:
-    said, places = (
-        "waiting for rank 1 (node-0) for 60 s: it is in load",
-        ["rank 1: load (a.py:3)", HOSTILE],
-    )
+    said = "waiting for rank 1 (node-0) for 60 s: it is in load"
+    places = ["rank 1: load (a.py:3)", HOSTILE]
     log = begun(2, {}).at(NOON + 60, "late", 1, ranks=[1], text=said, stacks=places)
     for rank, code in enumerate((1, 143)):
         exit_ = {
@@ -127,9 +129,12 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
             NOON + 90, "exited", rank, exit_code=code, **exit_
         )
     page = show(job_report(log, Membership(("node-0",), ((0, 1),)), Doubts(), NOON + 99))
-    assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
-        "failed later", "late",
-    ]  # fmt: skip
+    assert page.run(
+        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)"
+    ) == [
+        "failed later",
+        "late",
+    ]
     (text,) = page.texts("main")
     assert said in text
     assert page.texts("pre")[-1] == "\n".join(places)
@@ -153,7 +158,10 @@ def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(
     (text,) = page.texts("main")
     assert "16777214 ranks are missing, and not in the map: 1, 3-16777215." in text
     assert page.texts("details:last-of-type summary") == ["All events"]
-    events = "return [...document.querySelectorAll('details:last-of-type td:nth-child(3)')].map(one => one.textContent)"
+    events = (
+        "return [...document.querySelectorAll('details:last-of-type "
+        "td:nth-child(3)')].map(one => one.textContent)"
+    )
     assert page.run(events) == ["rendezvous started", "joined", "joined"]
 
 
@@ -161,10 +169,8 @@ def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(
     show: Callable[..., Browser],
 ) -> None:
     page = show(content())
-    left, right = (
-        "parseFloat(one.style.left)",
-        "parseFloat(one.style.left) + parseFloat(one.style.width)",
-    )
+    left = "parseFloat(one.style.left)"
+    right = "parseFloat(one.style.left) + parseFloat(one.style.width)"
     rows = page.run(
         "return [...document.querySelectorAll('.row')].map(row => [...row.querySelectorAll('.track i')].map(one => "
         f"[one.className, Math.round({left}), Math.round({right})]))"

@@ -84,7 +84,14 @@ def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> N
 _TWICE = _ROUND + "%s"
 REFUSED = {
     "usage error": ("sys.exit(2)", 2, r"exit code 2 \(a usage error\) would happen again"),
-    "broken environment": ("sys.exit(78)", 78, r"exit code 78 \(a broken environment\) would happen again"),
+    "broken environment": (
+        "sys.exit(78)",
+        78,
+        (
+            r"exit code 78 \(a broken environment\) "
+            r"would happen again"
+        ),
+    ),
     "error of ours": (
         "import distboot; distboot.init('no such')",
         2,
@@ -93,11 +100,21 @@ REFUSED = {
     "bug": (
         "raise ValueError(round_)",
         1,
-        r"it is the second failure at <module> \(train.py:\d+\) within \d s, which is a bug and not a fault",
+        (
+            r"it is the second failure at <module> \(train.py:\d+\) within \d s, which is "
+            r"a bug and not a fault"
+        ),
     ),
-    "exit code, again and again": ("sys.exit(3)", 3, r"it is the second failure with exit code 3 within \d s, "),
+    "exit code, again and again": (
+        "sys.exit(3)",
+        3,
+        (
+            r"it is the second failure with exit "
+            r"code 3 within \d s, "
+        ),
+    ),
     "fault, again and again": (KILL, 137, "--max-restarts 2 allows no more"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("why", REFUSED)

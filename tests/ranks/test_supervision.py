@@ -165,7 +165,10 @@ def test_sidecar_that_cannot_start_is_said_and_no_more(
 
 
 def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks) -> None:
-    command = 'test $RANK = 1 && set -- "$0" true || set -- "$0" no-such-command; exec "$1" -m distboot run -- "$2"'
+    command = (
+        'test $RANK = 1 && set -- "$0" true || set -- "$0" no-such-command; '
+        'exec "$1" -m distboot run -- "$2"'
+    )
     ended = run_ranks("", before=["sh", "-c", command, sys.executable])
     assert [rank.code for rank in ended] == [127, 127]
     assert all(
@@ -178,7 +181,10 @@ def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks
     [
         (
             False,
-            "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n",
+            (
+                "import distboot\nctx = distboot.init('none', "
+                "join_timeout=60)\nassert not ctx.preempted\n"
+            ),
         ),
         (True, "ctx.close()\nctx = distboot.init('none', join_timeout=60)\n"),
     ],

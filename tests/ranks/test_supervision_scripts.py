@@ -212,7 +212,8 @@ _SITES = {
     "has a syntax error": "def f(:",
     "replaces the hook": "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)",
     "wraps the hook": (
-        "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: (print('mine'), before(*a))"
+        "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: "
+        "(print('mine'), before(*a))"
     ),
 }
 
@@ -228,7 +229,10 @@ def test_sitecustomize_of_the_user_leaves_the_hooks_on(
         sys.executable,
         "train.py",
         env={"PYTHONPATH": f"{tmp_path / 'own'}{os.pathsep}{ROOT}"},
-        train="import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(60)\n",
+        train=(
+            "import os, time\nif os.environ['RANK'] == '1': raise "
+            "ValueError('boom')\ntime.sleep(60)\n"
+        ),
     )
     head = "rank 1 failed first: uncaught exception: ValueError: boom, on "
     assert done.stderr.count(head) == 1
@@ -265,7 +269,10 @@ if os.environ["RANK"] == "1": raise ValueError("boom")
 time.sleep(60)
 """,
     )
-    warning = f"warning: python -{option[-1]} runs the script without distboot's hooks: an uncaught exception"
+    warning = (
+        f"warning: python -{option[-1]} runs the script without distboot's "
+        "hooks: an uncaught exception"
+    )
     assert done.stderr.count(warning) == 1
     how = "uncaught exception: ValueError: boom" if inits else "exit code 1"
     assert f"rank 1 failed first: {how}, on " in done.stderr

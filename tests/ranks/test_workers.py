@@ -136,7 +136,8 @@ def begin(by_hand: ByHand) -> Iterator[Begin]:
 
 def everybody(job: Started) -> list[int]:
     """The processes of a job that have not ended, without the monitor process beside a rank."""
-    found, sessions = [], {process.pid for process in job.processes}
+    found = []
+    sessions = {process.pid for process in job.processes}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         stat = proc_stat(pid)
         if stat and stat[0] not in "ZX" and int(stat[3]) in sessions:

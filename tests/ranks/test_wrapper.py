@@ -91,7 +91,10 @@ def test_one_process_keeps_its_frameworks_variables(distboot: Run, framework: st
     # What the framework itself detects stays, and nothing tells it that it is alone.
     given = {"OMPI_MCA_btl": "self,tcp", "JAX_PLATFORMS": "cpu"}
     names = ("JAX_", "HOROVOD_", "OMPI_COMM", "OMPI_MCA", "TF_CONFIG", "PADDLE_")
-    script = f"import os, json; print(json.dumps({{n: os.environ[n] for n in os.environ if n.startswith({names})}}))"
+    script = (
+        f"import os, json; print(json.dumps({{n: os.environ[n] for n in "
+        f"os.environ if n.startswith({names})}}))"
+    )
     ended = distboot("run", "--framework", framework, "--", *python(script), env=given)
     assert json.loads(ended.stdout) == given
 

@@ -96,7 +96,10 @@ def test_local_rank_that_a_shell_took_too_early(
 ) -> None:
     done = distboot(*options, env=ALONE)
     (line,) = json_lines(done)
-    said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
+    said = (
+        "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): "
+        "leave it out, and pass it with python"
+    )
     assert (said in done.stderr) == warned, (script, done.stderr)
     assert warned or line["arguments"] in (["--local_rank=0"], ["--local_rank", "0"])
 
@@ -130,9 +133,11 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
 ) -> None:
     ended = run_ranks(f"if False:\n    {text}\n", "--epochs", "3", before=(*WRAPPER, *before))
     script = tmp_path / "train.py"
+    command = f"-- python {script}" if "--" in before else str(script)
     said = (
-        f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
-        f"separately: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
+        f"warning: {script} starts {named}, which reads variables of its own, and "
+        "without them each rank trains separately: "
+        f"python -m distboot run --framework {named} {command}\n"
     )
     assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
         (0, bool(named)),
@@ -147,7 +152,10 @@ def test_ranks_of_a_node_that_would_train_apart_are_warned_of(
 ) -> None:
     script = "if False:\n    import horovod.torch as hvd\n"
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
-    remedy = f"trains separately: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
+    remedy = (
+        "trains separately: python -m distboot run --framework horovod "
+        f"--nproc-per-node {count} train.py\n"
+    )
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
 

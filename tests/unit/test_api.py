@@ -60,7 +60,8 @@ def _signature(function: Callable[..., object]) -> str:
 def _fields(kind: type) -> dict[str, str]:
     """Of a record: the names, and what is said of each."""
     if dataclasses.is_dataclass(kind):
-        missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
+        missing = dataclasses.MISSING
+        fields = dataclasses.fields(kind)
         kinds = {each.name: each.type for each in fields}
         optional = {
             each.name for each in fields if not (each.default is each.default_factory is missing)

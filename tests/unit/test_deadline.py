@@ -47,7 +47,10 @@ def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
     [
         "ctypes.CDLL(None)._exit(1)",
         # As a launcher does that kills whatever the process has left.
-        "os.kill(int(open(f'/proc/self/task/{os.getpid()}/children').read()), 9); ctypes.CDLL(None).exit(1)",
+        (
+            "os.kill(int(open(f'/proc/self/task/{os.getpid()}/children').read()), 9); "
+            "ctypes.CDLL(None).exit(1)"
+        ),
     ],
     ids=["at once", "without its watcher"],
 )

@@ -85,7 +85,8 @@ def test_ranks_that_still_start_are_named_late() -> None:
 
 
 def test_nodes_have_leaders_of_their_own() -> None:
-    job, key = Job(), Key(LOCAL_MAIN_FIRST, 1)
+    job = Job()
+    key = Key(LOCAL_MAIN_FIRST, 1)
     assert job.arrive(3, key=key) == {}
     assert job.arrive(2, key=key, leads=True) == dict.fromkeys((2, 3), Release(key))
 
@@ -119,11 +120,16 @@ def test_keys_are_bounded() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        Key("elsewhere()"), Key(BARRIER, -1), Key(BARRIER, None, 0), Key(BARRIER, None, 10**30),
-        {"name": BARRIER}, None, [BARRIER, None, 1],
+        Key("elsewhere()"),
+        Key(BARRIER, -1),
+        Key(BARRIER, None, 0),
+        Key(BARRIER, None, 10**30),
+        {"name": BARRIER},
+        None,
+        [BARRIER, None, 1],
     ],
     ids=range(7),
-)  # fmt: skip
+)
 def test_broken_keys_are_refused(key: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(Arrive(key, 1.0)), Arrive)

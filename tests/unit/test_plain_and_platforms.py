@@ -222,9 +222,15 @@ def test_message_is_bounded_and_escaped() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["user:hun/ter2@host", "user:hunter2 hunter2@host", "http://u:hun@ter2@host", "https://hunter2@host:80",
-     "user:" + "hunter2" * 50 + "@host", "x" * 185 + "user:hunter2hunter2@host"],
-)  # fmt: skip
+    [
+        "user:hun/ter2@host",
+        "user:hunter2 hunter2@host",
+        "http://u:hun@ter2@host",
+        "https://hunter2@host:80",
+        "user:" + "hunter2" * 50 + "@host",
+        "x" * 185 + "user:hunter2hunter2@host",
+    ],
+)
 def test_no_part_of_a_password_is_shown(value: str) -> None:
     for name in ("MASTER_ADDR", "RANK"):
         assert "hunter" not in str(

@@ -8,7 +8,8 @@ from distboot import detect
 from distboot.detection.detect import INNERMOST_FIRST
 from distboot.detection.export import for_launcher, merged, variables
 
-OPENMPI, UNEVEN_STEP = "openmpi-5.0.11/uneven_3_1", "slurm-srun-22.05.8/uneven_3_1_default"
+OPENMPI = "openmpi-5.0.11/uneven_3_1"
+UNEVEN_STEP = "slurm-srun-22.05.8/uneven_3_1_default"
 INTELMPI = "intelmpi-2021.19.0/2nodes_2procs"
 
 
@@ -180,10 +181,14 @@ def test_ranks_of_a_heterogeneous_step_do_not_say_where_rank_0_is() -> None:
     assert detect(one("slurm-het-22.05.8/salloc_srun_colon_n", 0)).master_addr is None
 
 
-ONE_TASK_A_NODE, STEP = "slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"
-MPICH, MPICH_ALONE = one("mpich-4.0.2/2nodes_2procs", 0), one("mpich-4.0.2/1node_1proc", 0)
-MPI_5, MPI_5_ALONE = one("openmpi-5.0.11/2nodes_2procs", 0), one("openmpi-5.0.11/1node_1proc", 0)
-MPI_4, INTELMPI_0 = one("openmpi-4.1.4/2nodes_2procs", 0), one(INTELMPI, 0)
+ONE_TASK_A_NODE = "slurm-srun-22.05.8/2nodes_1proc"
+STEP = "slurm-srun-22.05.8/2nodes_2procs"
+MPICH = one("mpich-4.0.2/2nodes_2procs", 0)
+MPICH_ALONE = one("mpich-4.0.2/1node_1proc", 0)
+MPI_5 = one("openmpi-5.0.11/2nodes_2procs", 0)
+MPI_5_ALONE = one("openmpi-5.0.11/1node_1proc", 0)
+MPI_4 = one("openmpi-4.1.4/2nodes_2procs", 0)
+INTELMPI_0 = one(INTELMPI, 0)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +239,23 @@ def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> 
 
 
 OUTER = [
-    ("plain-python-3.11/nothing", 0), ("openmpi-5.0.11/1node_4procs", 0), ("openmpi-4.1.4/2nodes_1proc", 1),
-    ("mpich-4.0.2/1node_4procs", 0), ("slurm-srun-22.05.8/2nodes_1proc", 0), ("horovodrun-0.28.1/gloo_1node_4procs", 0),
-]  # fmt: skip
+    ("plain-python-3.11/nothing", 0),
+    ("openmpi-5.0.11/1node_4procs", 0),
+    ("openmpi-4.1.4/2nodes_1proc", 1),
+    ("mpich-4.0.2/1node_4procs", 0),
+    ("slurm-srun-22.05.8/2nodes_1proc", 0),
+    ("horovodrun-0.28.1/gloo_1node_4procs", 0),
+]
 INNER = [
-    "torchrun-2.13.0/1node_4procs", "torchrun-2.13.0/2nodes_2procs_c10d", "deepspeed-0.19.8/1node_4procs",
-    "horovodrun-0.28.1/gloo_1node_4procs", "openmpi-5.0.11/1node_4procs", "openmpi-4.1.4/1node_4procs",
-    "mpich-4.0.2/1node_4procs", "slurm-srun-22.05.8/2nodes_2procs",
-]  # fmt: skip
+    "torchrun-2.13.0/1node_4procs",
+    "torchrun-2.13.0/2nodes_2procs_c10d",
+    "deepspeed-0.19.8/1node_4procs",
+    "horovodrun-0.28.1/gloo_1node_4procs",
+    "openmpi-5.0.11/1node_4procs",
+    "openmpi-4.1.4/1node_4procs",
+    "mpich-4.0.2/1node_4procs",
+    "slurm-srun-22.05.8/2nodes_2procs",
+]
 _OF_HOROVOD = {
     "HOROVOD_RANK": "0",
     "HOROVOD_SIZE": "4",

@@ -51,7 +51,10 @@ def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_en
     rank0: StartRank0,
 ) -> None:
     first = rank0(3, 600)
-    said = "2 of 3 ranks joined within the join timeout of rank 1, which was over first; missing: rank 2"
+    said = (
+        "2 of 3 ranks joined within the join timeout of rank 1, which was over "
+        "first; missing: rank 2"
+    )
     for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
@@ -104,10 +107,8 @@ def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later
 ) -> None:
     problem = ("unknown-interface", "GLOO_SOCKET_IFNAME='ib0'", "unset it")
     first = rank0(4, 600)
-    early, culprit = (
-        Rank(first.port, record(1, 4)),
-        Rank(first.port, record(2, 4, "b", problem=problem)),
-    )
+    early = Rank(first.port, record(1, 4))
+    culprit = Rank(first.port, record(2, 4, "b", problem=problem))
     assert culprit.failed().code == early.failed().code == "unknown-interface"
     late = Rank(first.port, record(3, 4)).failed()
     for error in (early.failed(), late, first.failed()):
@@ -202,7 +203,8 @@ print(first.failed().message)
 def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
     rank0: StartRank0, secret: str
 ) -> None:
-    first, gate = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
+    first = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000"))
+    gate = threading.Event()
     slow = Rank(
         first.port, record(1, 3), 20, secret, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20)
     )
@@ -252,7 +254,8 @@ def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) 
 def test_who_comes_while_the_others_get_ready_is_told_that_his_place_is_taken(
     rank0: StartRank0,
 ) -> None:
-    first, gate = rank0(3, 600, ready=Ready()), threading.Event()
+    first = rank0(3, 600, ready=Ready())
+    gate = threading.Event()
     ranks = [Rank(first.port, record(1, 3), ready=Ready(), gate=lambda _: gate.wait(20))]
     ranks.append(Rank(first.port, record(2, 3), ready=Ready()))
     while ranks[1].membership is None:

@@ -87,7 +87,10 @@ def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
 
 
 def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
-    text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
+    text = (
+        "rank 1 exited with code 0 while 3 others were still training, there; "
+        "then rank 0 failed, because it did"
+    )
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
     said = summary_line(log, PAIR, Doubts(), NOON + 63)
     assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
@@ -129,8 +132,10 @@ def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
         log.at(NOON, "exited", rank, **{**EXIT, **more})
     job = JobState(log.at(NOON, "root_cause", 1, kind=kind, **CAUSE) if kind else log)
     assert [job.of_rank(rank) for rank in range(3)] == [
-        "failed later", "failed first" if kind == "failed" else "late", "ended",
-    ]  # fmt: skip
+        "failed later",
+        "failed first" if kind == "failed" else "late",
+        "ended",
+    ]
 
 
 def test_rank_that_left_before_all_had_joined_is_missing() -> None:
@@ -171,7 +176,10 @@ def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
     assert len({found for pair in nonces for found in pair if found}) == 1
     static = re.sub(r"<(style|script).*?</\1>", "", text, flags=re.DOTALL)
     assert '<span class="badge failed">failed</span>' in static
-    shown = "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} \\u2028 \\udcff &amp; &#x27;&quot;"
+    shown = (
+        "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} "
+        "\\u2028 \\udcff &amp; &#x27;&quot;"
+    )
     assert f"<h1>The job did not start: {shown[:60]}" in static
     assert f"<p>{shown}</p>" in static
     assert f"<b>What to do:</b> {shown}" in static

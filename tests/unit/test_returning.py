@@ -61,9 +61,15 @@ class Job:
         keys.has_begun = True
         self.log = EventLog()
         self.side = FailureCoordinator(
-            ranks_of(MEMBERSHIP), {1: self.line}, SETTINGS, False, self.say,
-            membership=MEMBERSHIP, keys=keys, log=self.log,
-        )  # fmt: skip
+            ranks_of(MEMBERSHIP),
+            {1: self.line},
+            SETTINGS,
+            False,
+            self.say,
+            membership=MEMBERSHIP,
+            keys=keys,
+            log=self.log,
+        )
         self.side.take(0, Register(100), self.now)
         self.send(Register(101))
         self.read()
@@ -191,12 +197,18 @@ def test_what_came_over_the_old_connection_counts(job: Job) -> None:
 @pytest.mark.parametrize(
     ("attempt", "why"),
     [
-        (lambda job: job.come_back(1, round_=2), "goes on in round 2 of the job, and this is round 3"),
+        (
+            lambda job: job.come_back(1, round_=2),
+            ("goes on in round 2 of the job, and this is round 3"),
+        ),
         (lambda job: job.come_back(2), "has received 2 of 1 messages"),
-        (lambda job: job.come_back(0, agent=0), "goes on as rank 0, which is not connected any more"),
+        (
+            lambda job: job.come_back(0, agent=0),
+            ("goes on as rank 0, which is not connected any more"),
+        ),
     ],
     ids=["another-round", "more-than-was-sent", "another-rank"],
-)  # fmt: skip
+)
 def test_peer_that_cannot_go_on_is_refused(
     job: Job, attempt: Callable[[Job], None], why: str
 ) -> None:

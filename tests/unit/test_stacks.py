@@ -24,7 +24,7 @@ from distboot.job.stacks import (
     lines,
     waits,
     where,
-)  # fmt: skip
+)
 from distboot.rendezvous.messages import ShowStacks
 from distboot.rendezvous.protocol import BEFORE_AUTHENTICATION, decode, encode
 from distboot.script.progress import MOST_GROUPS
@@ -56,7 +56,10 @@ class Watched:
 
     def __init__(self, script: str, secret: str = "") -> None:
         self._pipe, writing = os.pipe()
-        begin = f"import os, sys, time\nfrom distboot.script import crash_hooks\ncrash_hooks.install({writing})\n"
+        begin = (
+            "import os, sys, time\nfrom distboot.script import "
+            f"crash_hooks\ncrash_hooks.install({writing})\n"
+        )
         said = "def ready():\n    print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + said + script],
@@ -122,11 +125,17 @@ def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched
     [
         ("import re\nready()\nre.match('(a+)+b', 'a' * 99)", "in match (<string>:8)"),
         ("import signal\nready()\nos.kill(os.getpid(), signal.SIGSTOP)", "stopped by a signal"),
-        ("import signal\nsignal.signal(signal.SIGURG, signal.SIG_DFL)\nready()\ntime.sleep(60)", "at a place"),
+        (
+            (
+                "import signal\nsignal.signal(signal.SIGURG, "
+                "signal.SIG_DFL)\nready()\ntime.sleep(60)"
+            ),
+            "at a place",
+        ),
         ("ready()\nos.execvp('/bin/sleep', ['sleep', '60'])", "at a place"),
     ],
     ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
-)  # fmt: skip
+)
 def test_where_a_process_is_that_runs_no_python(
     watch: Callable[..., Watched], script: str, expected: str
 ) -> None:

@@ -34,7 +34,8 @@ class Schedule:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.draw = seed, random.Random(seed)
+        self.seed = seed
+        self.draw = random.Random(seed)
         self.ranks = range(self.draw.randint(1, 5))
         self.in_step = self.draw.random() < 0.8  # whether they train together
         # What comes to no read: it has ended before, or it serves the others. It takes part in no collective.
@@ -214,7 +215,8 @@ def test_reads_go_on_when_rank_0_has_gone() -> None:
 
 
 def test_answer_to_nonsense_in_a_page_fits_into_all_pages() -> None:
-    pages, rank_0 = Pages(), StopAgreement([0], limit=60.0)
+    pages = Pages()
+    rank_0 = StopAgreement([0], limit=60.0)
     pages.page[READS] = LARGEST
     pages.ask(0.0)
     rank_0.ask(0.0)

@@ -93,11 +93,20 @@ def _when_they_meet(capture: Capture, placements: list[Placement]) -> str:
     register = JoinTable(placements[0].world_size)
     records = [
         WorkerInfo(
-            p.rank, p.launcher, "host", f"node {process.expected['node_rank']}", pid, str(pid), p.world_size,
-            p.local_rank, p.local_world_size, p.node_rank, p.num_nodes,
+            p.rank,
+            p.launcher,
+            "host",
+            f"node {process.expected['node_rank']}",
+            pid,
+            str(pid),
+            p.world_size,
+            p.local_rank,
+            p.local_world_size,
+            p.node_rank,
+            p.num_nodes,
         )
         for pid, (p, process) in enumerate(zip(placements, capture.processes, strict=True))
-    ]  # fmt: skip
+    ]
     try:
         for record in records:
             register.add(record)
@@ -112,7 +121,8 @@ class _Undecided(Mapping[str, str]):
     """An environment in which it is decided when it is asked for whether a variable was passed: at first it was not."""
 
     def __init__(self, environ: Mapping[str, str], passed: dict[str, bool]) -> None:
-        self._environ, self._passed = environ, passed
+        self._environ = environ
+        self._passed = passed
 
     def __getitem__(self, name: str) -> str:
         value = self._environ[name]
@@ -131,7 +141,8 @@ class _Undecided(Mapping[str, str]):
 def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """What becomes of every subset, in an order of chance: for how many subsets, which read the same, and what."""
     there = len(set().union(*(process.environ for process in capture.processes)).union(enough))
-    left, chance = [dict.fromkeys(enough, True)], random.Random(capture.name)
+    left = [dict.fromkeys(enough, True)]
+    chance = random.Random(capture.name)
     while left:
         passed = left.pop(chance.randrange(len(left)))
         known = len(passed)
@@ -186,10 +197,8 @@ def test_named_launcher_needs_rank_and_size_alone(capture: Capture) -> None:
 
 # -- rank 0 of a Slurm step, and a batch script
 
-_STEP, _BATCH = (
-    "slurm-sbatch-22.05.8/srun_2nodes_2procs",
-    "slurm-sbatch-22.05.8/batch_step_python_no_ntasks",
-)
+_STEP = "slurm-sbatch-22.05.8/srun_2nodes_2procs"
+_BATCH = "slurm-sbatch-22.05.8/batch_step_python_no_ntasks"
 _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_NODELIST"}
 
 

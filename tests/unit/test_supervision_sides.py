@@ -54,7 +54,8 @@ class Job:
                 ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say
             )
             return
-        self.log, keys = EventLog(), Keys(MEMBERSHIP, JoinTable(4), self.say)
+        self.log = EventLog()
+        keys = Keys(MEMBERSHIP, JoinTable(4), self.say)
         keys.has_begun = True
         self.side = FailureCoordinator(
             ranks_of(MEMBERSHIP),
@@ -142,7 +143,10 @@ ORDERS = {
     ),
     "ended-too-early": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), SPEAKS_OF_A_PEER, 1],
-        "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a ",
+        (
+            "rank 1 exited with code 0 while 3 other ranks were still training, on "
+            "host-0; then rank 3 failed, because a "
+        ),
         1,
     ),
     "consequences-alone": (  # none of which ends before it has heard what the other one may explain
@@ -177,7 +181,10 @@ ORDERS = {
     ),
     "host": (
         [(3, LOST), (2, LOST), 1],
-        "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
+        (
+            "ranks 2-3 became unreachable first: the connection closed without an exit "
+            "report, on host-1 (node 1)"
+        ),
         0,
     ),
 }

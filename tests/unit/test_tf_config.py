@@ -58,7 +58,8 @@ def test_evaluator_runs_alone() -> None:
 def _corrected(environ: dict[str, str]) -> tuple[dict[str, list[str]], list[object]]:
     """Cluster and task that TensorFlow gets: of the same rank, and with nothing left to correct."""
     after = {**environ, **corrected(environ)}
-    before, now = detect(environ), detect(after)
+    before = detect(environ)
+    now = detect(after)
     assert [getattr(now, field) for field in FIELDS] == [getattr(before, field) for field in FIELDS]
     assert not any("TF_CONFIG" in note for note in now.notes)
     assert corrected(after) == {}
@@ -74,9 +75,14 @@ def test_empty_lists_are_left_out_and_said() -> None:
 
 @pytest.mark.parametrize(
     ("given", "task"),
-    [(("worker", 0), ["chief", 0]), (("worker", 1), ["worker", 0]), (("worker", 2), ["worker", 1]),
-     (("ps", 1), ["ps", 1]), (("evaluator", 0), ["evaluator", 0])],
-)  # fmt: skip
+    [
+        (("worker", 0), ["chief", 0]),
+        (("worker", 1), ["worker", 0]),
+        (("worker", 2), ["worker", 1]),
+        (("ps", 1), ["ps", 1]),
+        (("evaluator", 0), ["evaluator", 0]),
+    ],
+)
 def test_worker_0_is_the_chief_of_parameter_servers(
     given: tuple[str, int], task: list[object]
 ) -> None:
