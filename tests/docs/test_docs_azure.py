@@ -101,7 +101,7 @@ def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block
         assert distribution["type"] == "mpi"
 
 
-def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
+def test_every_kind_of_job_has_yaml_and_python() -> None:
     yamls = [yaml.safe_load(block.text) for block in SHOWN if block.language == "yaml"]
     kinds = {
         job["distribution"]["type"] if "distribution" in job else None
@@ -114,9 +114,7 @@ def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
         assert f"distribution={name}(" in pythons
 
 
-def test_copy_of_the_folder_next_to_the_script_is_enough(
-    tmp_path: Path, run_ranks: RunRanks
-) -> None:
+def test_copy_of_the_folder_beside_the_script_works(tmp_path: Path, run_ranks: RunRanks) -> None:
     """As the page says of curated environments: the Python below a virtual environment has no distboot."""
     shutil.copytree(PACKAGE, tmp_path / "distboot", ignore=shutil.ignore_patterns("__pycache__"))
     script = (

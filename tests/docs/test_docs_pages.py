@@ -65,7 +65,7 @@ def test_every_block_is_of_a_known_kind() -> None:
     assert len(blocks()) > 100
 
 
-def test_every_page_is_in_the_menu_of_the_site() -> None:
+def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     docs = ROOT / "docs"
     assert [
@@ -216,7 +216,7 @@ def test_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).is_file()
 
 
-def test_it_opens_with_the_problem_the_line_what_decides_adoption_and_the_picture() -> None:
+def test_readme_opens_with_problem_line_decisions_and_picture() -> None:
     opening = README.partition("\n## Try it")[0]
     wanted = (
         "N processes on M machines",

@@ -226,7 +226,7 @@ def test_variable_of_the_user_is_not_overridden(run: Run, port: int) -> None:
     )
 
 
-def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(
+def test_wrapper_serving_the_rendezvous_gets_its_signals(
     run: Run, port: int, tmp_path: Path
 ) -> None:
     script = """
@@ -270,7 +270,7 @@ def test_started_already(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_rank_that_a_signal_ends_takes_the_others_with_it(
+def test_rank_ended_by_a_signal_ends_the_others(
     run: Run, port: int, name: str, tmp_path: Path
 ) -> None:
     script = """
@@ -334,14 +334,14 @@ def test_slurm_step_on_two_hosts(slurm: Slurm, script: tuple[str, ...]) -> None:
 
 
 @needs_openmpi4
-def test_mpi_under_open_mpi_4_and_only_once_a_process(run: Run) -> None:
+def test_mpi_starts_once_under_open_mpi_4(run: Run) -> None:
     lines, _ = launched(run, UNDER_4, "again.py")
     assert are_one_world([line for line in lines if "code" not in line], mpi=True)
     assert [line["code"] for line in lines if "code" in line] == ["already-initialized"] * 2
 
 
 @needs_openmpi4
-def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
+def test_mpi_without_its_peers_is_an_error(run: Run) -> None:
     # As sudo would
     launcher = (*UNDER_4, "env", "-u", "PMIX_RANK", "-u", "PMIX_NAMESPACE", "-u", "OMPI_MCA_ess")
     bare = "import horovod.torch as hvd; hvd.init()"

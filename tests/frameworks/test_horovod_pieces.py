@@ -84,7 +84,7 @@ def test_controller(
     assert found == expected if len(expected) < 5 else expected in found
 
 
-def test_gpus_that_horovod_was_not_built_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_a_build_for_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # no accelerator can be had here
     hvd = SimpleNamespace(cuda_built=lambda: False, rocm_built=lambda: False)

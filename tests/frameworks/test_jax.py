@@ -41,7 +41,7 @@ import jax
 
 
 @all_with("jax")
-def test_ranks_are_one_job_and_end_when_they_like(run_ranks: RunRanks) -> None:
+def test_ranks_are_one_job_and_end_separately(run_ranks: RunRanks) -> None:
     script = """
 found = dict(rank=jax.process_index(), size=jax.process_count(), devices=jax.device_count(), total=gathered(ctx.rank))
 ctx.barrier()
@@ -74,9 +74,7 @@ else:
 
 @all_with("jax")
 @pytest.mark.parametrize("rendezvous", ["1", "0"])
-def test_address_of_the_only_node_may_be_any_of_its_own(
-    run_ranks: RunRanks, rendezvous: str
-) -> None:
+def test_address_of_the_only_node_may_vary(run_ranks: RunRanks, rendezvous: str) -> None:
     here = {
         "LOCAL_WORLD_SIZE": "2",
         "NODE_RANK": "0",
@@ -128,7 +126,7 @@ _ENDS = {
 
 @all_with("jax")
 @pytest.mark.parametrize("name", _ENDS)
-def test_end_of_a_rank_is_the_end_of_the_other(run_ranks: RunRanks, name: str) -> None:
+def test_end_of_one_rank_ends_the_other(run_ranks: RunRanks, name: str) -> None:
     culprit, how, code, said, in_collective = _ENDS[name]
     script = f"""
 gathered(ctx.rank)
@@ -254,7 +252,7 @@ def test_rendezvous_off_under_torchrun() -> None:
         ([], {}, None),
     ],
 )
-def test_each_rank_of_a_node_has_its_own_device(
+def test_each_rank_of_a_node_has_a_device(
     monkeypatch: pytest.MonkeyPatch,
     visible: list[str],
     environ: dict[str, str],

@@ -187,7 +187,7 @@ def test_wrong_devices_in_a_job_of_several(
         assert any(text in rank.err for rank in ended), ended[0].err
 
 
-def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_check_covers_only_jobs_of_distboot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", types.SimpleNamespace(Callback=object))
     for name, value in variables(detect(one("openmpi-4.1.4/1node_4procs", 3)), {}).items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(
@@ -267,7 +267,7 @@ def _exported(environ: Mapping[str, str]) -> dict[str, str]:
     return frameworks.exports("torch", alone(detect(environ), 1.0), environ)
 
 
-def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
+def test_exports_for_lightning_only_where_none_are_set() -> None:
     assert _exported({}) == {
         "TORCHELASTIC_RUN_ID": "none",
         "GROUP_RANK": "0",

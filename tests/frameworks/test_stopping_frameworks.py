@@ -215,7 +215,7 @@ def stopped_at(job: Job) -> int:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, id=name, marks=way.marks) for name, way in WAYS.items()]
 )
-def test_all_stop_after_one_step_and_go_on_from_it(start: Start, way: Way) -> None:
+def test_all_stop_after_one_step_and_resume_there(start: Start, way: Way) -> None:
     last = stopped_at(begun(start, way, 2))
     assert [steps[:2] for steps in seen(begun(start, way, 2))] == [[last + 1, STEPS]] * 2
 

@@ -104,7 +104,7 @@ def _keras_3_is_named(ranks: Ranks, rank: int) -> bool:
 
 
 # Azure ML's empty list of parameter servers makes TensorFlow crash.
-def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
+def test_given_tf_config_wins_and_warns_of_keras(by_hand: ByHand) -> None:
     given = tasks(chief=1, worker=1, ps=0)
     ranks = by_hand(
         _WORKER + "strategy = ctx.strategy" + _FITS,
@@ -134,7 +134,7 @@ def test_the_same_for_a_script_as_it_is(by_hand: ByHand) -> None:
     assert any(_keras_3_is_named(ranks, rank) for rank in (0, 1))
 
 
-def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
+def test_wrapper_makes_tf_config_for_an_unmodified_script(by_hand: ByHand) -> None:
     ranks = by_hand(
         _MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"]
     )
@@ -354,7 +354,7 @@ sys.stdout.write(json.dumps(line) + "\\n")
 _WRAPPER = ["-m", "distboot", "run", "--framework", "tensorflow"]
 
 
-def test_servers_of_an_unmodified_script_end_with_its_chief(by_hand: ByHand) -> None:
+def test_servers_of_an_unmodified_script_end_with_chief(by_hand: ByHand) -> None:
     ranks = by_hand(_UNMODIFIED, each=tasks(worker=2, ps=1), wrapper=_WRAPPER)
     assert ranks.lines() == [{"rank": 0, "task": "chief", "weight": 2.0}]
     assert "all ended well; exit codes: 0 (ranks 0-2)" in ranks.output(0)
@@ -380,7 +380,7 @@ def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
     )
 
 
-def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(
+def test_unsupervised_server_fails_when_the_chief_is_killed(
     by_hand: ByHand,
 ) -> None:
     alone = {"FOREVER": "1", "DISTBOOT_FAILURE_DETECTION": "0"}
@@ -391,7 +391,7 @@ def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_ki
     assert "error[rank-failed]" in ranks.output(1)
 
 
-def test_chief_that_cannot_start_is_no_good_end_of_the_servers(by_hand: ByHand) -> None:
+def test_chief_that_cannot_start_fails_its_servers(by_hand: ByHand) -> None:
     fails = """
 import tensorflow as tf
 def fail(*_):

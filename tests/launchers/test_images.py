@@ -83,7 +83,7 @@ def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
     assert not torch.stdout.startswith(("/opt", "/workspace"))
 
 
-def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> None:
+def test_mpirun_starts_ranks_in_an_mpi_image(podman: Podman) -> None:
     """As Azure ML does it for an MPI job, which has no use for the ENTRYPOINT."""
     try:
         # The one build that downloads something
@@ -161,14 +161,14 @@ def test_container_with_less_than_usual(
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [user, "0", "2.0"], "")
 
 
-def test_home_and_working_directory_are_any_users_of_group_0(podman: Podman, image: str) -> None:
+def test_home_and_workdir_fit_users_of_group_0(podman: Podman, image: str) -> None:
     done = podman.run(
         image, "sh", "-c", "touch ~/here here && pwd && echo ~", options=["--user=12345:0"]
     )
     assert (done.returncode, done.stdout.split()) == (0, ["/workspace", "/home/train"]), done.stderr
 
 
-def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, image: str) -> None:
+def test_doctor_in_a_container_names_docker_run_options(podman: Podman, image: str) -> None:
     done = podman.run(
         image, "python", "-m", "distboot", "doctor", "--json", options=["--shm-size=1m"]
     )
@@ -182,9 +182,7 @@ def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, im
     )
 
 
-def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(
-    podman: Podman, image: str
-) -> None:
+def test_killed_container_is_named_by_the_others(podman: Podman, image: str) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
     with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
         for node in nodes:

@@ -134,9 +134,7 @@ def test_each_rank_starts_a_job_of_its_own(
         ),
     ],
 )
-def test_launcher_that_is_told_of_all_nodes_starts_one_job(
-    start: Start, wrapper: list[str]
-) -> None:
+def test_launcher_given_all_nodes_starts_one_job(start: Start, wrapper: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     of_all = (
@@ -169,7 +167,7 @@ def test_launcher_in_a_shell_below_the_wrapper(start: Start) -> None:
 
 
 @needs_mpirun
-def test_unmodified_script_below_an_inner_launcher_has_nothing_of_the_outer_rank(
+def test_script_below_inner_launcher_lacks_outer_variables(
     start: Start,
 ) -> None:
     names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "GROUP_RANK")

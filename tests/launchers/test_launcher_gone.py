@@ -207,7 +207,7 @@ def test_rank_alone_ends_with_its_launcher(launch: Launch, detection: str) -> No
 
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-def test_rank_that_waits_for_others_ends_with_its_launcher(launch: Launch, init: bool) -> None:
+def test_rank_that_waits_ends_with_its_launcher(launch: Launch, init: bool) -> None:
     job = launch(TWO_OF_MPIRUN, init=init)
     # The other rank never comes
     job.start('[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec sleep 99; echo $$ > first; exec "$@"')
@@ -230,7 +230,7 @@ _GOES_ON = {
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 @pytest.mark.parametrize("how", _GOES_ON)
-def test_launcher_that_was_done_with_a_rank_leaves_it(launch: Launch, how: str, init: bool) -> None:
+def test_launcher_that_released_a_rank_leaves_it(launch: Launch, how: str, init: bool) -> None:
     job = launch(TWO_OF_MPIRUN, init=init)
     # mpirun kills the group of what it has started, as it ends
     job.start(f"set -m; {_GOES_ON[how]}")

@@ -38,7 +38,7 @@ def test_show_json_has_the_whole_placement(distboot: Run) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_show_tells_a_person_what_is_known_and_what_is_not(distboot: Run) -> None:
+def test_show_prints_what_is_known_and_unknown(distboot: Run) -> None:
     shown = distboot("show", env=MPI_RANK_3).stdout
     headline, _, *lines = shown.splitlines()
     assert headline.startswith("Rank 3 of 4, local rank 1 of 2: started by Open MPI")
@@ -200,7 +200,7 @@ def test_misuse_is_one_error_with_a_hint(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
-def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
+def test_folder_of_the_same_name_is_no_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -231,7 +231,7 @@ def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, set
     assert result.stderr.startswith(f"distboot: error[broken-environment]: DISTBOOT_{name}")
 
 
-def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
+def test_misspelled_setting_is_reported_once_without_value(distboot: Run) -> None:
     said = (
         "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you "
         "mean DISTBOOT_SECRET?\n"
@@ -353,7 +353,7 @@ def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
         ([], []),
     ],
 )
-def test_local_rank_is_put_in_once_or_taken_out(arguments: list[str], without: list[str]) -> None:
+def test_local_rank_is_inserted_once_or_removed(arguments: list[str], without: list[str]) -> None:
     assert without_local_rank(arguments) == without
     assert with_local_rank(arguments, 2) == ["--local_rank=2", *without]
     assert with_local_rank(with_local_rank(arguments, 1), 2, "--local-rank") == [

@@ -144,7 +144,7 @@ def test_ranks_that_do_not_come_are_late(
     assert late is None or said in ("", text_of(late, found, MEMBERS, "waiting for {}", 60))
 
 
-def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
+def test_busy_rank_without_numbers_waits_at_same_stack() -> None:
     spins = {0: at(0, REDUCES, 0.0), 1: at(0, LOADS)}
     assert find_late(spins, {}, AFTER) is None
     assert find_late(spins, spins, AFTER) == Late([1], [0])
@@ -153,7 +153,7 @@ def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
     assert find_late({**spins, 0: has_left_a_barrier}, spins, AFTER) is None
 
 
-def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places() -> None:
+def test_idle_ranks_at_the_same_places_stand_still() -> None:
     idle = {0: replace(at(0, LOADS), idle=AFTER), 1: replace(at(0, COMPUTES), idle=AFTER)}
     assert find_late(idle, {}, AFTER) is None
     late = find_late(idle, idle, AFTER)
@@ -166,7 +166,7 @@ def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places()
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
-def test_stacks_are_read_only_where_they_may_tell_something() -> None:
+def test_stacks_are_read_only_where_they_help() -> None:
     assert all(
         may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None))
     )
@@ -174,7 +174,7 @@ def test_stacks_are_read_only_where_they_may_tell_something() -> None:
     assert not may_be_late({0: at(8, None), 1: at(8, None, 1.0)}, AFTER), "it moves"
 
 
-def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
+def test_rank_moves_with_a_number_or_by_working() -> None:
     movement = Movement(os.getpid(), 10.0, now=0.0)
     movement.take("0 5\n1 7", now=5.0)
     assert movement.counts == {"0": 5, "1": 7}
@@ -241,7 +241,7 @@ class Job0:
             self.watch.take(rank, answer, 100.0)
 
 
-def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
+def test_agent_without_an_answer_has_the_late_rank() -> None:
     job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
     job.silent = {1}
     job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
@@ -253,7 +253,7 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     )
 
 
-def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
+def test_ended_rank_is_named_where_others_wait() -> None:
     job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
     job.members[1].end = ExitStatus(code=0)
     job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
@@ -264,7 +264,7 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
     assert len(job.said) == 2
 
 
-def test_rank_that_has_ended_since_is_late_no_more() -> None:
+def test_rank_that_has_ended_is_not_late() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
     assert job.watch.late == Late([1], [0, 2], "0")
@@ -275,7 +275,7 @@ def test_rank_that_has_ended_since_is_late_no_more() -> None:
     assert job.watch.late == Late([], [0, 2])
 
 
-def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
+def test_question_of_a_user_keeps_pending_reports() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
     job.silent = {1}
@@ -287,7 +287,7 @@ def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
     assert len(shown) == 1
 
 
-def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
+def test_ranks_that_just_moved_are_not_reported() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0)
     job.positions = [at(9, LOADS, 0.0)] * 3
@@ -317,7 +317,7 @@ ABORT = ExitStatus(signal=signal.SIGABRT)
         (ABORT, 90.0, True, [1]),
     ],
 )
-def test_first_failure_is_the_rank_that_did_not_come(
+def test_first_failure_is_the_rank_not_arriving(
     end: ExitStatus, since: float, is_told_before: bool, blamed: list[int] | None
 ) -> None:
     job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
@@ -362,7 +362,7 @@ def notices(job: Job) -> str:
 
 
 @in_both_ways
-def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
+def test_late_rank_is_named_until_it_moves(start: Start, init: bool) -> None:
     job = start(
         TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE
     )
@@ -384,7 +384,7 @@ def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -
     assert events[-1]["event"] == "late_over"
 
 
-def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
+def test_timed_out_collective_blames_the_missing_rank(start: Start) -> None:
     script = "import datetime\n" + TRAIN.replace(
         '"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)'
     )
@@ -401,7 +401,7 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     assert "sidecar_start.py" not in job.output(0)
 
 
-def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
+def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
     hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
     job = start(TRAIN.format(does="until('never')"), ranks=3, framework="torch", **hangs)
     assert job.codes() == [143, 143, 143]
@@ -414,7 +414,7 @@ def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
     ("does", "after", "named"),
     [("pass", "2", False), ("time.sleep(0.1)", "2", True), ("time.sleep(0.1)", "0", False)],
 )
-def test_ranks_outside_of_collectives_are_named_if_none_works(
+def test_ranks_outside_collectives_are_named_if_none_works(
     start: Start, does: str, after: str, named: bool
 ) -> None:
     evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
@@ -461,7 +461,7 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
     assert "no agent " in refused.stderr
 
 
-def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: Start) -> None:
+def test_sigquit_to_a_wrapper_shows_the_stacks(start: Start) -> None:
     job = start(LOAD, ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
     job.all_ready()
     os.kill(job.processes[1].pid, signal.SIGQUIT)
@@ -470,9 +470,7 @@ def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: St
     assert job.finish() == [0, 0]
 
 
-def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
-    start: Start, distboot: Run
-) -> None:
+def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     job = f"job/{os.getpid()}"  # other tests have jobs, too
     for step in ("0", "1"):
         one = start(

@@ -39,7 +39,7 @@ def _only(said: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: bool) -> None:
+def test_every_line_of_a_failing_job_is_json(run: Run, port: int, init: bool) -> None:
     secret = "s3cr\"et'\\word"
     env = {
         **MPI_ENV,
@@ -132,7 +132,7 @@ def test_hint_after_a_traceback(run: Run) -> None:
     assert hint["message"].startswith("python -m distboot run --pass-local-rank passes ")
 
 
-def test_events_on_the_page_are_those_in_the_code() -> None:
+def test_events_on_the_page_match_the_code() -> None:
     page = (
         (ROOT / "docs" / "reference" / "environment.md")
         .read_text()

@@ -228,7 +228,7 @@ def _calls(path: Path) -> set[str]:
     return calls & CALLS
 
 
-def test_every_call_that_changes_a_process_has_its_row() -> None:
+def test_every_call_that_changes_processes_is_listed() -> None:
     in_source: set[tuple[str, str]] = set()
     for path in PACKAGE.rglob("*.py"):
         file = path.relative_to(PACKAGE).as_posix()

@@ -121,9 +121,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_what_a_module_has_set_up_ends_with_its_last_test(
-    run: Run, tmp_path: Path, closes: bool
-) -> None:
+def test_setup_of_a_module_ends_with_it(run: Run, tmp_path: Path, closes: bool) -> None:
     script = """
 import os, pytest
 

@@ -165,7 +165,7 @@ def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str
 
 
 @all_with("torch")
-def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
+def test_variables_for_interfaces_never_replace_given_ones(hosts3: Hosts) -> None:
     (hosts3.shared / "seen.py").write_text(
         "import json, os, distboot\nwith distboot.init(join_timeout=60):\n"
         "    names = [os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]\n"
@@ -205,7 +205,7 @@ def test_host_that_reaches_nobody_is_named_everywhere(
     assert said in done[3].stderr
 
 
-def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) -> None:
+def test_host_cut_off_after_joining_is_named_everywhere(three: Hosts) -> None:
     (three.shared / "cut.py").write_text(
         "import subprocess, sys, distboot.agent.session as m\n"
         "ready = m.Session.ready\n"
@@ -226,7 +226,7 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
     )
 
 
-def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
+def test_late_resolving_name_is_waited_for_and_reported(three: Hosts) -> None:
     _knows(three, "nodeb", {})
     # Its errors go to a file, in which they can be seen at once.
     to_file = (
@@ -259,7 +259,7 @@ def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
     assert all("NCCL" not in done[rank].stderr for rank in (1, 2, 3))
 
 
-def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Hosts) -> None:
+def test_rank_0_on_another_host_is_reported(hosts3: Hosts) -> None:
     done = _job(
         hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3"
     )
@@ -272,7 +272,7 @@ def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Host
     )
 
 
-def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
+def test_two_rank_0_on_hosts_are_duplicates(hosts3: Hosts) -> None:
     ready = threading.Event()
 
     def first() -> dict[int, Done]:
@@ -292,7 +292,7 @@ def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
         assert "two processes are rank 0: " in each.stderr
 
 
-def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
+def test_wrapper_and_inner_init_warn_once(hosts3: Hosts) -> None:
     done = _job(hosts3, CYCLIC, *WRAPPER, "where.py", each={3: {"NCCL_IB_DISABLE": "1"}})
     assert _places(done) == EXACT[CYCLIC]
     assert (
@@ -300,7 +300,7 @@ def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
     )
 
 
-def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
+def test_exports_of_env_are_not_a_rendezvous(hosts3: Hosts) -> None:
     script = f'eval "$({sys.executable} -m distboot env)" && {sys.executable} where.py'
     shell = f"import os; os.execlp('sh', 'sh', '-c', {script!r})"
     done = _job(hosts3, ("nodea", "nodeb"), "-c", shell, each={1: {"NCCL_IB_DISABLE": "1"}})
@@ -318,7 +318,7 @@ def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
 
 
-def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
+def test_hosts_of_one_name_are_separate_nodes(three: Hosts) -> None:
     for host in NAMES:
         # As every container of one image may be called
         assert three.run(host, ["hostname", "pytorch"]).returncode == 0
@@ -340,7 +340,7 @@ def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     )
 
 
-def test_loopback_is_right_where_the_job_has_one_node(distboot: Run, port: int) -> None:
+def test_loopback_is_right_with_one_node(distboot: Run, port: int) -> None:
     job = {
         "RANK": "0",
         "WORLD_SIZE": "2",

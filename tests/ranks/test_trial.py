@@ -66,7 +66,7 @@ def _try(
 
 @needs_torch
 @pytest.mark.parametrize("name", PLANTED)
-def test_mistake_that_one_node_hides_is_found_on_two(run: Run, name: str) -> None:
+def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
     code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=_BEGIN + script)
     assert rows[hidden][0].endswith(" s"), output

@@ -260,7 +260,7 @@ def _primary(case: str) -> BaseException:
         "code in a quoted traceback",
     ],
 )
-def test_exception_with_a_cause_of_its_own_is_primary(case: str) -> None:
+def test_exception_with_its_own_cause_is_primary(case: str) -> None:
     assert not _described(_primary(case)).is_secondary
 
 

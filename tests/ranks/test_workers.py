@@ -304,7 +304,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_workers_are_shielded_and_not_what_they_start(begin: Begin, method: str) -> None:
+def test_only_workers_are_shielded(begin: Begin, method: str) -> None:
     job = begin(_PROGRAMS, "wrapper", method)
     assert job.codes() == [0], job.output(0)
     ((before, after, nested, found, code),) = written(job, "found")

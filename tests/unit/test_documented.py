@@ -125,7 +125,7 @@ def test_one_process_a_pod_is_a_rank() -> None:
     assert detect(single).launcher == "single", "which needs no plugin of Volcano's"
 
 
-def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
+def test_main_node_of_aws_batch_is_rank_0() -> None:
     second_is_main = {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
     environs = [{**second_is_main, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in range(3)]
     assert [detect(environ).rank for environ in environs] == [1, 0, 2]

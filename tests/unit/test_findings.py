@@ -34,7 +34,7 @@ def _found(
     return consistency_warnings(records, build_membership(records), skews)
 
 
-def test_ranks_that_are_to_start_different_frameworks_are_refused() -> None:
+def test_different_frameworks_on_ranks_are_refused() -> None:
     records = [
         record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)
     ]
@@ -95,7 +95,7 @@ def test_odd_ranks_are_named(
     assert _found(per_rank, skews) == said
 
 
-def test_a_value_of_their_own_for_everybody_is_cut_short() -> None:
+def test_value_that_differs_everywhere_is_shortened() -> None:
     said = _found({rank: {"NCCL_X=": str(rank)} for rank in range(16)}, {})
     assert len(said) == 5
     assert said[-1] == "NCCL_X: 11 more values on other ranks"

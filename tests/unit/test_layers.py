@@ -75,7 +75,7 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
         )
 
 
-def test_wrapper_of_a_process_that_is_alone_does_without_dataclasses(run: Run) -> None:
+def test_wrapper_of_a_single_process_loads_no_dataclasses(run: Run) -> None:
     # They import `inspect`, and compile the methods of each: together a quarter of the time until the command starts.
     result = run(sys.executable, "-X", "importtime", "-m", "distboot", "run", "--", "true")
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}

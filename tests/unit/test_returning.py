@@ -150,7 +150,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
         yield one
 
 
-def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
+def test_agent_that_returns_in_time_is_no_failure(job: Job) -> None:
     job.end()
     job.turn(0.05)
     job.side.expect_return()  # it greets, and takes a while
@@ -227,7 +227,7 @@ def test_rank_that_was_given_up_is_refused(job: Job) -> None:
         job.come_back(received=1)
 
 
-def test_frames_of_before_are_refused_on_a_new_connection() -> None:
+def test_old_frames_are_refused_on_new_connections() -> None:
     with closing(Job(SECRET)) as job:
         old = job.channel.sign(Exited(ExitStatus(code=1, when=1.0)), 1)
         job.come_back(received=1)
@@ -284,7 +284,7 @@ def test_agent_that_speaks_again_is_waited_for(
     assert job.side.over(job.now + 0.1) is not speaks
 
 
-def test_message_that_is_not_kept_is_not_passed_over() -> None:
+def test_unkept_message_is_not_skipped() -> None:
     backlog = Backlog()
     for _ in range(3):
         backlog.add(1, Broadcast(Resumed(1)))

@@ -15,7 +15,7 @@ from distboot.rendezvous.messages import Go, Members, Ready
 from distboot.rendezvous.protocol import Frames, decode
 
 
-def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
+def test_measured_ranks_are_accepted_by_real_rank_0() -> None:
     first = Rank0(rank_of(0, 20), ready=Ready())
     lines = [(line, peer(first.port, HELLO)) for line in lines_of(20)]
     for line, connection in lines:

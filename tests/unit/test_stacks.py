@@ -110,7 +110,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         each.end()
 
 
-def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched]) -> None:
+def test_stack_of_a_process_is_read_repeatedly(watch: Callable[..., Watched]) -> None:
     watched = watch(
         "def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()"
     )
@@ -188,7 +188,7 @@ def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> No
     assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
 
 
-def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
+def test_sigterm_is_reported_while_stacks_are_read() -> None:
     reading, writing = os.pipe()
     hooks = HookReader(reading)
     hooks.expects_stacks = True
@@ -208,7 +208,7 @@ def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
-def test_call_of_mpi_is_read_in_a_source_file(
+def test_call_of_mpi_is_read_in_source(
     watch: Callable[..., Watched], tmp_path: Path, source: str
 ) -> None:
     path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
@@ -233,7 +233,7 @@ exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_handler_of_the_script_for_the_signal_stays_also_in_a_fork(before: bool) -> None:
+def test_scripts_signal_handler_stays_in_a_fork(before: bool) -> None:
     sets = "signal.signal(signal.SIGURG, lambda *_: print('own', flush=True))"
     script = f"""
 import os, signal
@@ -316,7 +316,7 @@ Current thread 0x00007f04 (most recent call first):
     assert from_dump(dump.partition("Current")[0]) is None
 
 
-def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
+def test_equal_stacks_are_folded_rarest_first() -> None:
     job = {rank: Stacks(LOADS if rank == 95 else REDUCES) for rank in range(104)}
     assert lines(job) == [
         "rank 95: __next__ < train (train.py:80) < <module> (train.py:99)",
@@ -332,7 +332,7 @@ def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
     assert len(lines({0: long})[0]) < 5000
 
 
-def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:
+def test_signal_without_a_handler_is_ignored() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.send_signal(signal.SIGURG)
         process.communicate(b"\n")

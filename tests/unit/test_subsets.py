@@ -155,7 +155,7 @@ def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, 
 
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_rank_and_size_are_enough_and_no_subset_gives_a_wrong_number(capture: Capture) -> None:
+def test_rank_and_size_suffice_and_subsets_never_mislead(capture: Capture) -> None:
     for enough in _ENOUGH[capture.launcher]:
         outcomes = [outcome for _, outcome in itertools.islice(_outcomes(capture, enough), 8)]
         if capture.launcher not in ("single", "slurm"):  # where rank 0 alone may be a batch script
@@ -205,16 +205,14 @@ _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLU
 @pytest.mark.parametrize(
     ("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())]
 )
-def test_task_0_of_slurm_is_known_by_a_variable_of_its_step_another_by_its_rank(
-    rank: int, more: set[str]
-) -> None:
+def test_slurm_tasks_are_proved_by_step_or_rank(rank: int, more: set[str]) -> None:
     placement = detect(_kept(one(_STEP, rank), _PASSED | more))
     assert (placement.launcher, placement.rank, placement.world_size) == ("slurm", rank, 4)
     assert placement.local_rank == rank % 2
 
 
 @pytest.mark.parametrize("environ", [_kept(one(_STEP, 0), _PASSED), _kept(one(_BATCH, 0), _PASSED)])
-def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pass(
+def test_possible_task_0_is_refused_with_its_remedy(
     environ: dict[str, str],
 ) -> None:
     refusal = refused(environ)
@@ -299,7 +297,7 @@ def _is_valid(p: Placement) -> bool:
 
 @settings(max_examples=3000, deadline=None)
 @given(mixtures(), st.sampled_from([None, None, None, "none", *LAUNCHERS]))
-def test_any_mixture_gives_a_valid_placement_or_a_named_error(
+def test_any_mixture_gives_a_placement_or_error(
     environ: dict[str, str], launcher: str | None
 ) -> None:
     before = dict(environ)

@@ -231,7 +231,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_said_once_and_the_training_goes_on(
+def test_garbage_is_reported_once_and_training_continues(
     running: Job, reporter: Job, garbage: bytes
 ) -> None:
     for job, rank in ((running, 2), (reporter, 0)):
@@ -249,14 +249,14 @@ def test_garbage_is_said_once_and_the_training_goes_on(
     assert running.first == (1,)
 
 
-def test_rank_that_says_goodbye_may_end_as_it_likes(running: Job) -> None:
+def test_rank_that_said_goodbye_may_end_anyhow(running: Job) -> None:
     # In one piece, of which nothing counts after the goodbye.
     running.send_raw(1, Channel().sign(Detach(), 1) + Channel().sign(Exited(DIED), 1))
     running.later(100)
     assert (running.first, running.said) == (None, [])
 
 
-def test_what_rank_0_says_is_shown_without_control_characters(reporter: Job) -> None:
+def test_texts_of_rank_0_lose_control_characters(reporter: Job) -> None:
     reporter.send(0, Abort(RootCause((2,), True, "rank 2\x1b[2J failed\n  | \x07")))
     assert reporter.said == ["rank 2\\x1b[2J failed"]  # its traceback is there, and on rank 0
     assert list(reporter.side.orders) == [1]

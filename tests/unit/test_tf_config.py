@@ -42,7 +42,7 @@ def test_tasks_are_ranked(
     )
 
 
-def test_first_task_is_rank_0_also_where_the_platform_names_another_node() -> None:
+def test_first_task_is_rank_0_on_any_platform() -> None:
     placement = detect(
         {**tf_config("worker", 0, **_WITH_PS), "AZ_BATCH_MASTER_NODE": "10.0.0.9:6000"}
     )
@@ -109,7 +109,7 @@ def test_what_is_not_corrected(environ: dict[str, str]) -> None:
     assert corrected(environ) == {}
 
 
-def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: Run) -> None:
+def test_corrections_reach_the_command_as_the_launchers(run: Run) -> None:
     given = tf_config("worker", 1, worker=["127.0.0.1:1", "127.0.0.1:2"], ps=[])
     command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-m", "distboot"]
     env = {**given, "DISTBOOT_RENDEZVOUS": "0"}
@@ -162,7 +162,7 @@ def test_broken_tf_config_is_refused(environ: dict[str, str], problem: str) -> N
     assert problem in refusal.message
 
 
-def test_all_problems_of_tf_config_come_at_once_and_once() -> None:
+def test_problems_of_tf_config_come_together_once() -> None:
     message = refused(tf_config("worker", 7, worker=["a:0", "b"], cook=["c:1"])).message
     for problem in ("'a:0'", "'b'", "'cook'", "'worker' 7"):
         assert problem in message
