@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, ROOT
+from inside import CODES
 from pages import PAGES, Block, blocks, load
-
-from distboot.base.errors import CODES
 
 # Console, Python and most YAML are run, or fed to what reads it; of a text the lines are looked for in the code, here.
 KINDS = {"console", "python", "yaml", "json", "bash", "dockerfile", "text"}

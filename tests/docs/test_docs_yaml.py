@@ -21,14 +21,12 @@ import yaml
 from captured import one
 from documented import AWSBATCH, TRAINJOB
 from hosts import Slurm
+from inside import CLOSES, count_of, refuse_unless_rank
 from launched import needs_slurm, needs_torch
 from pages import ROOT, blocks
 from test_docs_console import TRAIN
 
 from distboot import DistbootError, detect
-from distboot.cli.nproc_per_node import count_of
-from distboot.detection.detect import refuse_unless_rank
-from distboot.rendezvous.foreign import CLOSES
 
 ENTRYPOINT = ["python", "-m", "distboot", "run"]
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, ROOT
+from inside import CODES
 from pages import load
 
 import distboot
-from distboot.base.errors import CODES
 
 REFERENCE = ROOT / "docs" / "reference"
 TEXTS = Path(__file__).parents[1] / "error_texts"

@@ -5,12 +5,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from captured import one
+from inside import Session, alone, frameworks
+from inside import jax as framework
 from launched import all_with
 from ranks import BEGIN, WRAPPER, RunRanks
 
-from distboot import DistbootError, detect, frameworks
-from distboot.agent.session import Session, alone
-from distboot.frameworks import jax as framework
+from distboot import DistbootError, detect
 
 # A proxy that nobody is at: what asks it for a rank fails.
 _ENV = {

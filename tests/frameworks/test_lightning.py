@@ -9,12 +9,11 @@ from importlib.metadata import entry_points
 import pytest
 from captured import one
 from conftest import Run
+from inside import alone, frameworks, variables
 from launched import MPI_ENV, TWO_OF_MPIRUN, all_with, json_lines, needs_mpirun
 from ranks import BEGIN, WRAPPER, RunRanks
 
-from distboot import DistbootError, detect, frameworks
-from distboot.agent.session import alone
-from distboot.detection.export import variables
+from distboot import DistbootError, detect
 from distboot.lightning import callbacks
 
 # A rank that trains on data of its own must end with the weights of all.

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from inside import free_port
 from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs_mpirun
 from supervised import until
 from tensorflows import LIMIT, QUIET, ByHand, Ranks, by_rank, needs_tensorflow, tasks
-
-from distboot.host import free_port
 
 pytestmark = [pytest.mark.all, needs_tensorflow]
 

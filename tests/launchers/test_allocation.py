@@ -10,10 +10,10 @@ import pytest
 from captured import ALL
 from conftest import Run
 from hosts import Slurm
+from inside import surroundings
 from launched import MPIRUN, needs_mpirun, needs_slurm
 
 from distboot import detect
-from distboot.detection import surroundings
 
 JOB = (
     "import distboot; context = distboot.init('none'); print('rank', context.rank, "

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from horovods import needs_horovod
+from inside import find, proc_stat
 from launched import (
     BIN,
     MPI_ENV,
@@ -25,9 +26,6 @@ from launched import (
 )
 from supervised import until
 from wrappers import alive
-
-from distboot.agent.launcher_process import find
-from distboot.base.procfs import proc_stat
 
 _TORCHRUN = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]
 _AGENT = [sys.executable, "-m", "torch.distributed.run", *_TORCHRUN[1:]]

@@ -8,14 +8,13 @@ import pytest
 from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
+from inside import of_all, refuse_idle_accelerators
 from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
 from process1 import Mode, in_modes, wrapped
 from supervised import until
 from wrappers import alive
 
 from distboot import DistbootError, detect, init
-from distboot.frameworks._torch import refuse_idle_accelerators
-from distboot.host.cpus import of_all
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inside import NUMBERS as _FIELDS
+
 from distboot import DistbootError, Placement, detect
-from distboot.detection.placement import NUMBERS as _FIELDS
 
 _FOLDER = Path(__file__).parents[1] / "captures"
 

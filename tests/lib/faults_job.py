@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 from hosts import Hosts, _end, missing_for_slurm
+from inside import Process as Watched
+from inside import proc_stat
 from launched import MPI_ENV, MPIRUN
-
-from distboot.agent.monitored_process import Process as Watched
-from distboot.base.procfs import proc_stat
 
 WAYS = ("init", "wrapper")
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain")

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
+from inside import (
+    CODES,
+    FIELDS,
+    command_error,
+    docker_options,
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
 from ranks import RunRanks
 
 from distboot import detect
-from distboot.base.commands import command_error
-from distboot.base.errors import CODES
-from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
-from distboot.detection.placement import FIELDS
-from distboot.tools.env import docker_options
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
 AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}

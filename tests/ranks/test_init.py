@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import ROOT, Run
+from inside import Options, Ready, Session, imported, preload
 from launched import needs_torch
 from ranks import HIDE, RunRanks
 from supervised import Start, until
 
 from distboot import DistbootError, detect
-from distboot.agent.session import Session
-from distboot.frameworks import Options, preload
-from distboot.frameworks._base import imported
-from distboot.rendezvous.messages import Ready
 
 pytestmark = needs_torch
 

@@ -14,10 +14,10 @@ from launched import needs_torch
 from tensorflows import ByHand
 
 from distboot.script.patches import GROUPS, Patch
-from distboot.script.workers import VARIABLE as SHIELD
 
 PATCHES = [patch for group in GROUPS for patch in group.patches]
 DETECTION = "DISTBOOT_FAILURE_DETECTION"
+SHIELD = "DISTBOOT_SHIELD_WORKERS"
 
 # Calls that change a process, and cannot be seen in it
 CALLS = {

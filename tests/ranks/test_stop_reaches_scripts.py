@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from inside import StopPages, ends_at
 from launched import needs_torch
 from ranks import Ranks
 from supervised import Start, until
-
-from distboot.agent.stop_pages import StopPages
-from distboot.base.procfs import ends_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents share pages on Linux only")
 

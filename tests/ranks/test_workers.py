@@ -9,12 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from inside import proc_stat
 from launched import needs, needs_torch
 from supervised import Started, until
 from tensorflows import ByHand
-
-from distboot.base.procfs import proc_stat
-from distboot.script.workers import VARIABLE
 
 METHODS = ["fork", "spawn", "forkserver"]
 WAYS = ["init", "wrapper"]
@@ -120,9 +118,9 @@ def begin(by_hand: ByHand) -> Iterator[Begin]:
         if way == "wrapper":
             ranks = 1
             wrapper = ["-m", "distboot", "run", "--", sys.executable]
-            env[VARIABLE] = "1"
+            env["DISTBOOT_SHIELD_WORKERS"] = "1"
         if shield is not None:
-            env[VARIABLE] = shield
+            env["DISTBOOT_SHIELD_WORKERS"] = shield
         arguments = (way, *arguments)
         jobs.append(by_hand(_BEGIN + script, ranks, env=env, wrapper=wrapper, arguments=arguments))
         return jobs[-1]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from inside import Target, nested_launcher
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 from ranks import WRAPPER, RunRanks
-
-from distboot.cli.nested_launcher import nested_launcher
-from distboot.cli.target import Target
 
 SAY = """
 import json, os, sys

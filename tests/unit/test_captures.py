@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from captured import ALL, NUMBERS, Capture, one, refused, shared_local_ranks, wrong_numbers
+from inside import LAUNCHERS
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import LAUNCHERS
 
 # What the environment of each captured process cannot prove: capture -> the unknown numbers, rank by rank. After a
 # change that is meant: DISTBOOT_WRITE_UNKNOWN=1 make test ARGS=tests/unit/test_captures.py, and read the difference.

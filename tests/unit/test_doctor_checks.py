@@ -5,10 +5,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from inside import cpus, examine, text
 from recorded import PACKAGES, READY, Get, bad, lay_out, one_of
-
-from distboot.host import cpus
-from distboot.tools.doctor.command import examine, text
 
 AZURE = "azure-nd-h100"
 LAPTOP = "laptop"

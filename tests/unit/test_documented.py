@@ -13,10 +13,9 @@ from documented import (
     TRAINJOB,
     VOLCANO,
 )
+from inside import DERIVED_PORTS, LAUNCHERS
 
 from distboot import detect
-from distboot.detection.detect import LAUNCHERS
-from distboot.host import DERIVED_PORTS
 
 # What is captured is in test_subsets.py.
 _ENOUGH = {name: LAUNCHERS[name].numbers[:2] for name in ("pmi", "flux", "pals", "lsf")}

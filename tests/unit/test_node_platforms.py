@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from captured import refused
 from conftest import Run
+from inside import LAUNCHERS, NODE_PLATFORMS, NodePlatform, ranks_per_node
 from test_not_alone import DOCUMENTED
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import LAUNCHERS, NODE_PLATFORMS
-from distboot.detection.node_platform import NodePlatform, ranks_per_node
 
 ROWS = {one.name: one for one in NODE_PLATFORMS}
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from captured import ALL, Capture, Process, refused
 from conftest import Run
+from inside import NODE_PLATFORMS, detect_here
 
 from distboot import (
     DistbootError,
@@ -15,8 +16,6 @@ from distboot import (
     detect,
     init,
 )
-from distboot.detection.detect import NODE_PLATFORMS
-from distboot.detection.here import detect_here
 
 FOLDER = Path(__file__).parents[1] / "signs"
 

@@ -3,9 +3,9 @@
 import pytest
 from captured import one, refused
 from documented import AZUREML_PYTORCH, PYTORCHJOB
+from inside import DERIVED_PORTS
 
 from distboot import Placement, detect
-from distboot.host import DERIVED_PORTS
 
 TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
 ONE_NODE = "openmpi-4.1.4/1node_4procs"

@@ -3,10 +3,9 @@
 import pytest
 from captured import ALL, one, refused, wrong_numbers
 from documented import tf_config
+from inside import INNERMOST_FIRST, for_launcher, merged, variables
 
 from distboot import detect
-from distboot.detection.detect import INNERMOST_FIRST
-from distboot.detection.export import for_launcher, merged, variables
 
 OPENMPI = "openmpi-5.0.11/uneven_3_1"
 UNEVEN_STEP = "slurm-srun-22.05.8/uneven_3_1_default"

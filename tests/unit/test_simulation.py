@@ -8,11 +8,9 @@ from rendezvous_peers import Rank0, answers, peer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
+from inside import Frames, Go, Members, Ready, decode
 from simulate_messages import HELLO, lines_of, membership_of_nodes
 from simulate_messages import record as rank_of
-
-from distboot.rendezvous.messages import Go, Members, Ready
-from distboot.rendezvous.protocol import Frames, decode
 
 
 def test_measured_ranks_are_accepted_by_real_rank_0() -> None:

@@ -18,12 +18,9 @@ import pytest
 from captured import ALL, Capture, one, refused, shared_local_ranks, wrong_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import LAUNCHERS, JoinTable, WorkerInfo, build_membership, signs
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection import signs
-from distboot.detection.detect import LAUNCHERS
-from distboot.rendezvous.membership import JoinTable, build_membership
-from distboot.rendezvous.messages import WorkerInfo
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
 _ENOUGH = {name: [tuple(map(str, one.numbers[:2]))] for name, one in LAUNCHERS.items()}

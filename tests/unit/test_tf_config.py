@@ -8,11 +8,9 @@ import pytest
 from captured import refused
 from conftest import Run
 from documented import tf_config
+from inside import DERIVED_PORTS, FIELDS, corrected
 
 from distboot import detect
-from distboot.detection.launchers.tf_config import corrected
-from distboot.detection.placement import FIELDS
-from distboot.host import DERIVED_PORTS
 
 _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 
