@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import frameworks
 from .base import settings
 from .base.errors import DistbootError, with_rank
-from .base.limits import seconds
+from .base.setting_readers import given_by_option, seconds
 from .base.text import log_line, short_repr
 from .context import Context, who_of
 from .detection import export, inherited, surroundings
@@ -21,6 +21,7 @@ from .detection.export import EnvTransaction, thread_variables
 from .detection.here import detect_here
 from .rendezvous.events import GROUP
 from .script.mentions import mentions_preempted
+from .startup import bound_cpus
 from .startup.exit_report import report_error_at_exit, report_exception_at_exit
 from .startup.meeting import Call, meeting, met_in_wrapper
 from .startup.refusals import refuse_process, refuse_spawned
@@ -93,7 +94,7 @@ def init(
     try:
         limit = None
         if timeout is not None:
-            limit = seconds(f"timeout={short_repr(timeout)}", timeout)
+            limit = seconds(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
         join_limit = settings.join_timeout_setting(join_timeout)
         with _one_at_a_time():
@@ -206,6 +207,7 @@ def _checked(call: Call) -> tuple[Call, bool]:
     settings.warn_of_unknown(os.environ, placement.rank, placement.who)
     if not outer.fields:  # otherwise the wrapper has warned
         call = _warned_of_unused(call)
+        bound_cpus.warn_of_rank(placement, os.environ)
     return call, bool(outer.met)
 
 

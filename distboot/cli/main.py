@@ -85,8 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _exit_on_signals() -> None:
-    """Exit on signals in process 1 of a container: the kernel drops those without a handler."""
-    from ..base.signals import FROM_OUTSIDE  # here, as no other process needs it
+    """Exit on signals in process 1 of a container, too: the kernel drops those without a handler."""
+    from ..base.process import FROM_OUTSIDE  # here, as no other process needs it
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -6,12 +6,11 @@ from here, so that moving or renaming a part changes one file.
 
 from distboot import frameworks
 from distboot.agent.launcher_process import find
-from distboot.agent.monitored_process import Process
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
 from distboot.base.commands import command_error
 from distboot.base.errors import CODES
-from distboot.base.procfs import ends_at, proc_stat
+from distboot.base.process import Process, ends_at, proc_stat
 from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
 from distboot.cli.target import Target
