@@ -144,7 +144,10 @@ def test_mpi_on_two_hosts(
 
 def _agent(rank_variable: str) -> list[str]:
     """torchrun on each node, numbered by the launcher around it, as people write it."""
-    agent = "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr nodea --master-port 29508"
+    agent = (
+        "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr "
+        "nodea --master-port 29508"
+    )
     return [
         "sh",
         "-c",

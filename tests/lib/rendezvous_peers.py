@@ -183,7 +183,8 @@ class Rank(Process):
         gate: Callable[[Worker], object] = lambda _: None,
     ) -> None:
         super().__init__()
-        self.client, self.rank = Worker(plan_for(own, join_timeout, secret, port)), own.rank
+        self.client = Worker(plan_for(own, join_timeout, secret, port))
+        self.rank = own.rank
         self.arguments = join_timeout, ready, gate
         self.start()
 
@@ -241,7 +242,8 @@ def peer(port: int, data: bytes) -> socket.socket:
 
 def answers(connection: socket.socket) -> list[Any]:
     """All messages that are sent to a peer until its connection ends."""
-    frames, messages = Frames(1 << 20), []
+    frames = Frames(1 << 20)
+    messages = []
     with connection:
         while data := connection.recv(65536):
             messages += [

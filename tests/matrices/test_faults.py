@@ -94,7 +94,8 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
 
 
 # Python takes seconds to end of an exception on a busy machine, and after three the rank is stopped like all others.
-EXCEPTIONS, STOPPED = ("exception", "system-exit", "ulimit"), 143
+EXCEPTIONS = ("exception", "system-exit", "ulimit")
+STOPPED = 143
 
 
 def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:

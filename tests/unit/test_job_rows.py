@@ -219,7 +219,10 @@ KEYS: dict[str, list[Row]] = {
         (
             Wait(10),
             [
-                "say: barrier(): 2/4 ranks are here; missing: ranks 2-3 (node 1); giving up in 20 s",
+                (
+                    "say: barrier(): 2/4 ranks are here; missing: ranks "
+                    "2-3 (node 1); giving up in 20 s"
+                ),
             ],
         ),
         (Wait(10), ["rank 0 <- Failed missing-rank", "rank 1 <- Failed missing-rank"]),
@@ -337,7 +340,10 @@ STOP: dict[str, list[Row]] = {
             Wait(1),
             [
                 "say: stopped by an external SIGTERM: rank 1 got it first, on host-0",
-                "say: rank 1 was asked to stop (SIGTERM): all ranks stop at read 6 of ctx.preempted",
+                (
+                    "say: rank 1 was asked to stop (SIGTERM): all ranks "
+                    "stop at read 6 of ctx.preempted"
+                ),
                 "all <- Abort",
                 "all <- StopAt 6",
                 "record: root_cause 1",

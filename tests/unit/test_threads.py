@@ -113,9 +113,7 @@ def test_ranks_of_a_node_share_its_cpus(
 
 
 @needs_torch
-def test_ranks_that_the_wrapper_lets_torchrun_start_share_them(
-    distboot: Run, clean_env: dict[str, str]
-) -> None:
+def test_ranks_started_by_torchrun_share_them(distboot: Run, clean_env: dict[str, str]) -> None:
     del clean_env["OMP_NUM_THREADS"]
     share = max(len(os.sched_getaffinity(0)) // 2, 1)
     done = distboot(
