@@ -101,9 +101,10 @@ class StopPages:
         """Write the answer to the pages: after SIGTERM was sent, which would kill a Python that stops."""
         if not self._answer:
             return
+        until = self._until()
         for page in self._pages.values():
             _set_once(page, STOP, self._answer)
-            _set_once(page, ASKED, self._until())
+            _set_once(page, ASKED, until)
 
     def release(self) -> None:
         """Rank 0 cannot answer any more: let the reads that wait go on."""
