@@ -32,18 +32,21 @@ def short_repr(value: object) -> str:
 
 def escape_control(text: str) -> str:
     """A text for the terminal with control characters escaped, line ends included."""
-    return "".join(map(_escape_character, text))
+    escaped = map(_escape_character, text)
+    return "".join(escaped)
 
 
 def _escape_character(character: str) -> str:
     if character.isprintable():
         return character
-    return ascii(character)[1:-1]
+    quoted = ascii(character)
+    return quoted[1:-1]
 
 
 def host_name() -> str:
     """This host's own name, for the terminal: a container may have any."""
-    return escape_control(os.uname().nodename)
+    name = os.uname().nodename
+    return escape_control(name)
 
 
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
@@ -67,7 +70,9 @@ def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
         fields[unit] = digits(number)
     fields["host"] = os.uname().nodename
     fields["message"] = text
-    return json.dumps({**fields, **more}) + "\n"
+    fields.update(more)
+    line = json.dumps(fields)
+    return f"{line}\n"
 
 
 def log_line(who: str | None, text: str, event: str = "", **more: object) -> None:
@@ -98,7 +103,8 @@ def _write_in_time(file: int, data: bytes) -> None:
     poll.register(file, select.POLLOUT)
     while data and poll.poll(_STDERR_LIMIT):
         # A pipe that is ready takes this much at once, pipe(7).
-        written = os.write(file, data[:_PIPE_BUF])
+        part = data[:_PIPE_BUF]
+        written = os.write(file, part)
         data = data[written:]
 
 
@@ -110,7 +116,8 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
     """
     from difflib import get_close_matches  # here, as it is slow to import
 
-    near = [*known, *get_close_matches(word.lower(), list(names), 1)]
+    similar = get_close_matches(word.lower(), list(names), 1)
+    near = [*known, *similar]
     if not near:
         return ""
     return f"did you mean {near[0]!r}? "
@@ -118,9 +125,10 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
 
 def digits(text: str, most: int = 8) -> int | None:
     """The number in a text of at most `most` digits; None for any other text."""
-    if re.fullmatch(f"[0-9]{{1,{most}}}", text):
-        return int(text)
-    return None
+    found = re.fullmatch(f"[0-9]{{1,{most}}}", text)
+    if found is None:
+        return None
+    return int(text)
 
 
 def counted(count: int, what: str) -> str:
@@ -135,7 +143,8 @@ def runs(numbers: Iterable[int]) -> list[range]:
     found: list[range] = []
     for number in numbers:
         if found and number == found[-1].stop:
-            found[-1] = range(found[-1].start, number + 1)
+            first = found[-1].start
+            found[-1] = range(first, number + 1)
         else:
             found.append(range(number, number + 1))
     return found
@@ -143,7 +152,8 @@ def runs(numbers: Iterable[int]) -> list[range]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    return _joined(map(_span, runs(numbers)))
+    spans = map(_span, runs(numbers))
+    return _joined(spans)
 
 
 def ranks_said(ranks: Sequence[int]) -> str:
@@ -161,7 +171,8 @@ def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
 
     spans = []
     for nodes, group in groupby(runs(ranks), nodes_of):
-        spans.append(f"{_joined(map(_span, group))} {nodes_said(nodes)}")
+        of_nodes = _joined(map(_span, group))
+        spans.append(f"{of_nodes} {nodes_said(nodes)}")
     return _joined(spans)
 
 
@@ -175,7 +186,8 @@ def nodes_said(nodes: Sequence[int]) -> str:
 def _span(run: range) -> str:
     if len(run) == 1:
         return str(run.start)
-    return f"{run.start}-{run.stop - 1}"
+    last = run.stop - 1
+    return f"{run.start}-{last}"
 
 
 def _joined(spans: Iterable[str]) -> str:
@@ -190,7 +202,8 @@ def _joined(spans: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of the message of any exception; its type if it has no message."""
-    lines = str(error).strip().splitlines()
+    message = str(error).strip()
+    lines = message.splitlines()
     if not lines:
         return type(error).__name__
     return lines[0]
@@ -198,7 +211,8 @@ def first_line(error: BaseException) -> str:
 
 def is_address(host: str) -> bool:
     """Whether a host, as `parse_address` returns it, is an address and not a name."""
-    return _ADDRESS.fullmatch(host) is not None
+    match = _ADDRESS.fullmatch(host)
+    return match is not None
 
 
 def format_address(host: str, port: int) -> str:
@@ -230,7 +244,8 @@ def without_secret(text: str, secret: str | None = None) -> str:
     for _ in range(2):
         for form in tuple(forms):
             forms.update(_written_forms(form))
-    for form in sorted(forms, key=len, reverse=True):
+    longest_first = sorted(forms, key=len, reverse=True)
+    for form in longest_first:
         text = text.replace(form, "***")
     return text
 
