@@ -41,6 +41,7 @@ from ..rendezvous.protocol import (
 )
 from ..rendezvous.worker import Worker
 from . import link as local
+from .claims import Claims
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
@@ -103,6 +104,8 @@ class Agent:
         )
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
+        self._claims = Claims(self._scope(membership))
+        self.role.claim = self._claims.claim
         self.loop = EventLoop(self.role)
         if isinstance(self.role, FailureReporter):
             self._let_return(self.role, membership)
@@ -123,6 +126,16 @@ class Agent:
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
         self._tokens = {rank: os.urandom(16).hex() for rank in self.ranks}
+
+    def _scope(self, membership: Membership) -> str:
+        """What this agent's claims have in common with those of the other agents of its node."""
+        node = membership.node_of()[self.ranks[0]]
+        return f"{self._job_mark()}-{membership.round}-{node}"
+
+    def _job_mark(self) -> str:
+        """What tells this job from others on this host."""
+        job = f"{self._joined.plan.job}:{self._result.port}"
+        return hashlib.sha256(job.encode()).hexdigest()[:8]
 
     def _let_return(self, role: FailureReporter, membership: Membership) -> None:
         """Let this agent come back to rank 0's over another connection, where that takes it back."""
@@ -172,8 +185,7 @@ class Agent:
     def open(self) -> None:
         """Let the scripts find us."""
         plan = self._joined.plan
-        mark = hashlib.sha256(f"{plan.job}:{self._result.port}".encode()).hexdigest()[:8]
-        job = "-".join(filter(None, (local.socket_name(plan.name), mark)))
+        job = "-".join(filter(None, (local.socket_name(plan.name), self._job_mark())))
         self._name = f"{local.PREFIX}{job}-{os.urandom(8).hex()}"
         self._listener = listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0{self._name}")
@@ -188,6 +200,7 @@ class Agent:
     def close(self) -> None:
         """The loop is over, and who waits for an answer finds the connection closed."""
         self._over.set()
+        self._claims.close()
         for each in (self._listener, *(session.socket for session in self._sessions)):
             if each is not None:
                 each.close()
@@ -364,7 +377,10 @@ def participant_of(
     unit = f"{'node' if membership.by_node else 'rank'} {agent}"
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
-        log_line(unit if rank is None else f"rank {rank}", text, event, **more)
+        who = unit if rank is None else f"rank {rank}"
+        if text.startswith(f"{who} failed first"):
+            text = text.removeprefix(f"{who} ")  # the line begins with it
+        log_line(who, text, event, **more)
 
     if isinstance(side, Coordinator):
         return FailureCoordinator(

@@ -6,8 +6,10 @@ import os
 import queue
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ..base.settings import SupervisionSettings
 from ..base.threads import start_without_signals
@@ -20,7 +22,7 @@ from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
 from .failure_coordinator import FailureCoordinator
 from .link import VARIABLE, AgentLink
-from .monitored_process import HookReader, MonitoredProcess, Process
+from .monitored_process import PRINTING, HookReader, MonitoredProcess, Process
 from .session import Session
 
 TYPE_CHECKING = False
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from ..job.root_cause import RootCause
     from .launcher_process import LauncherProcess
 
+_LOOK = 0.02  # seconds between two looks whether the output of a rank was passed on
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
 
@@ -70,6 +73,7 @@ class WrapperAgent:
             self.files[rank] = out_of_the_way(file)
             os.set_blocking(self.files[rank], False)  # whatever we do, the child can end
         self._children: dict[int, MonitoredProcess] = {}
+        self._passed_on: dict[int, Callable[[], bool]] = {}  # see `pass_through`
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
         if launcher is not None:
@@ -149,7 +153,22 @@ class WrapperAgent:
 
     def ended(self, rank: int, code: int) -> None:
         """A child has ended: exit code, or minus the signal."""
-        self._call(lambda now: self._children[rank].ended(ExitStatus.of_child(code), now))
+        self._call(
+            partial(self._ended, rank, ExitStatus.of_child(code), time.monotonic() + PRINTING)
+        )
+
+    def pass_through(self, rank: int, has_passed_on: Callable[[], bool]) -> None:
+        """The output of a rank goes through this process: a line of ours is not to come between."""
+        self._passed_on[rank] = has_passed_on
+
+    def _ended(self, rank: int, end: ExitStatus, due: float, now: float) -> None:
+        """Report its end once its output has been passed on, or `due` has come."""
+        child = self._children[rank]
+        if child.has_passed_on() or now >= due:
+            child.ended(end, now)
+            return
+        again = partial(self._ended, rank, end, due)
+        self._agent.loop.call_at(now + _LOOK, lambda: again(time.monotonic()))
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
@@ -232,5 +251,7 @@ class WrapperAgent:
         for rank, pid in pids.items():
             hooks = HookReader(self._reports[rank], self._secret)
             self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent)
+            if rank in self._passed_on:
+                self._children[rank].has_passed_on = self._passed_on[rank]
             self._role.take(rank, Register(pid), now)
             self._role.take(rank, Phases(dict(self._job.steps)), now)

@@ -57,6 +57,10 @@ class Logs:
     def is_done(self) -> bool:
         return all(stream.is_over for stream in self._streams)
 
+    def has_passed_on(self) -> bool:
+        """Whether all that the child has written by now is where it goes; asked by another thread."""
+        return all(stream.has_passed_on() for stream in self._streams)
+
     def start(self, done: Callable[[], None]) -> None:
         """The child runs; `done` is called, in another thread, when `is_done` may have come true."""
         for stream in self._streams:
@@ -156,6 +160,7 @@ class _Stream:
         # Where to say that the child has ended, or that we were asked to
         self._woken, self.wake = os.pipe()
         self.is_over = False  # whether everything has been passed on
+        self._is_passing = False  # whether something was read and is being written
         self._goes_on = True  # until the child, or our reader, has closed its end
         self._held, self._held_since = b"", 0.0  # of a line whose end has not come
         self._moved = 0.0  # when something was read or written
@@ -178,9 +183,19 @@ class _Stream:
             if self._lines is not None:
                 self._show(self._lines.close())
         finally:
-            os.close(self._pipe)
             self.is_over = True
+            os.close(self._pipe)
             done()
+
+    def has_passed_on(self) -> bool:
+        if self.is_over or self._console is None:
+            return True
+        # In this order: what is read is passing on by the time that it is not in the pipe any more.
+        try:
+            left = _bytes_in(self._pipe)
+        except OSError:  # it is closed
+            return True
+        return not (left or self._is_passing or self._held)
 
     def close(self) -> None:
         for file in (self._woken, self.wake):
@@ -225,13 +240,12 @@ class _Stream:
         """The child has ended. What it has written is in the pipe by now."""
         if self._ended == inf:
             self._ended = now
-            self._owed = int.from_bytes(
-                fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder
-            )
+            self._owed = _bytes_in(self._pipe)
         if b"h" in told:
             self._patience, self._linger = _HURRY, 0.0
 
     def _read(self) -> None:
+        self._is_passing = True
         data = os.read(self._pipe, _MOST)
         self._owed -= len(data)
         block = self._held + data
@@ -244,6 +258,7 @@ class _Stream:
         self._pass_on(block[:whole])
         if len(self._held) >= _PIECE or is_late:
             self._flush()
+        self._is_passing = False
 
     def _flush(self) -> None:
         held, self._held = self._held, b""
@@ -284,3 +299,8 @@ class _Stream:
                         self._who, f"warning: {self._name} cannot be written to: {error.strerror}"
                     )
                 self._console, self._goes_on = None, False  # and the child finds the same as we did
+
+
+def _bytes_in(pipe: int) -> int:
+    """What waits in a pipe."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -59,6 +59,7 @@ _TICK = 1.0  # seconds between two looks at what no file tells
 _HOST_ANSWERS = 0.1
 _LOOKS = 0.1  # seconds between two looks at a peer that is suspect
 _FEW = 32  # peers, each of which is looked at every time
+CAUSE = "cause"  # the topic of the line that says why the job ends
 DISCONNECTED = "the connection closed without an exit report"
 Answer = Go | Release | Failed  # to a script that waits at a key
 
@@ -95,6 +96,8 @@ class Participant:
         lambda _file, _ready: None
     )
     remove_reader: Callable[[int | HeartbeatConnection], None] = lambda _: None
+    # Whether this agent is the one of its node that prints what all of them know of a topic
+    claim: Callable[[str], bool] = lambda _: True
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
@@ -267,11 +270,8 @@ class Participant:
         return any(member.rank in cause.ranks for member in self.own)
 
     def _words_for(self, cause: RootCause) -> str:
-        """What we print of it: one line, if any."""
-        first = [member for member in self.own if member.rank in cause.ranks]
-        # By our rank
-        is_said = any(not cause.is_failure or member.failing or member.end for member in first)
-        return "" if is_said and len(self.own) == 1 and not cause.restarts else cause.headline
+        """What this agent prints of it; empty: nothing."""
+        raise NotImplementedError
 
     def _end_served(self, now: float) -> None:
         """Let our own ranks end, which only serve rank 0's script: that has ended well."""

@@ -10,6 +10,7 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from ..base.procfs import proc_stat
 from ..base.text import without_secret
@@ -40,6 +41,7 @@ from ..script.crash_hooks import (
     EXCEPTION,
     INTERRUPT,
     OURS,
+    PRINTED,
     STEPS,
     TERM,
     TERM_HANDLER,
@@ -51,6 +53,8 @@ from .stack_reader import StackReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .agent import Agent
 
 # ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since Linux 6.15.
@@ -73,6 +77,9 @@ _JUST_NOW = 2.0  # seconds
 _UNDECIDED = 2.0
 _AFTER_TERM = 1.0  # seconds between a SIGTERM that was held back for the grace, and SIGKILL
 _UNANSWERED = 2.0  # seconds for a handler of SIGTERM to run, unless the script is in C
+# Seconds for a script to print its traceback, and for us to pass it on, before a line names it
+PRINTING = 0.3
+_LOOK = 0.02  # seconds between two looks whether it was passed on
 _POLLING = 1.0  # seconds; as often as it is known whether a process uses a processor
 _WAITS = "the script waits in a call that TERM does not end: killed"
 
@@ -231,6 +238,12 @@ class MonitoredProcess:
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks
         self._exception: UncaughtException | None = None  # with which it ends
+        # Why it fails, which is reported once it has printed that
+        self._failure: Failing | None = None
+        self._failure_due = inf  # when it is reported in any case
+        self._has_printed = False
+        # Whether all that it has written is where its output goes
+        self.has_passed_on: Callable[[], bool] = lambda: True
         self._last_line = ""  # on its stderr, when it was about to end
         self._stopped, self._stopped_since = "", 0.0  # how long it had run by then
         # When another process of this rank had one, and which
@@ -389,6 +402,7 @@ class MonitoredProcess:
         if not self._hooks.ended:
             self._hear(now)
         self.has_ended = True
+        self._report_failure(now)
         if self._is_done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
             how = ExitStatus(code=0)
         ours = (None, signal.SIGTERM, self.ending)  # another signal was there before it
@@ -430,7 +444,10 @@ class MonitoredProcess:
             exception = UncaughtException.received(text)
             if exception is not None:
                 self._fails(exception, now)
+        elif kind == PRINTED:
+            self._printed()
         elif kind == ENDING:
+            self._printed()
             self._last_line = text[:_LONGEST_LINE]
             self._role.take(self.rank, Exiting(), now)
         elif kind == PROGRESS:
@@ -444,7 +461,33 @@ class MonitoredProcess:
     def _fails(self, exception: UncaughtException, now: float) -> None:
         self._exception = exception
         end = ExitStatus(exception=exception, stopped_by_us=self.stopped_by_us, when=time.time())
-        self._role.take(self.rank, Failing(end), now)
+        self._failure = Failing(end)
+        self._failure_due = now + PRINTING
+        if exception.is_secondary:  # it prints nothing until it knows which rank was first
+            self._report_failure(now)
+        else:
+            self._loop.call_at(self._failure_due, self._report_printed_failure)
+
+    def _printed(self) -> None:
+        self._has_printed = True
+        self._report_printed_failure()
+
+    def _report_printed_failure(self) -> None:
+        """Report why it fails: the lines that this leads to are to follow its traceback."""
+        now = time.monotonic()
+        if self._failure is None:
+            return
+        is_shown = self._has_printed and self.has_passed_on()
+        if is_shown or now >= self._failure_due:
+            self._report_failure(now)
+        else:
+            self._loop.call_at(now + _LOOK, self._report_printed_failure)
+
+    def _report_failure(self, now: float) -> None:
+        failure = self._failure
+        self._failure = None
+        if failure is not None:
+            self._role.take(self.rank, failure, now)
 
     def _last_exception(self, now: float) -> UncaughtException | None:
         at, other = self._other
