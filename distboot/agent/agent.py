@@ -41,13 +41,16 @@ from ..rendezvous.protocol import (
 )
 from ..rendezvous.worker import Worker
 from . import link as local
-from .claims import Claims
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
 from .loop import Answer, EventLoop
 from .returning import Returning
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .claims import Claims
 
 _EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not tell that a process has ended
@@ -104,8 +107,8 @@ class Agent:
         )
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
-        self._claims = Claims(self._scope(membership))
-        self.role.claim = self._claims.claim
+        self._claims: Claims | None = None
+        self.role.claim = self._claim
         self.loop = EventLoop(self.role)
         if isinstance(self.role, FailureReporter):
             self._let_return(self.role, membership)
@@ -127,10 +130,15 @@ class Agent:
         self._name = ""  # at which it listens
         self._tokens = {rank: os.urandom(16).hex() for rank in self.ranks}
 
-    def _scope(self, membership: Membership) -> str:
-        """What this agent's claims have in common with those of the other agents of its node."""
-        node = membership.node_of()[self.ranks[0]]
-        return f"{self._job_mark()}-{membership.round}-{node}"
+    def _claim(self, topic: str) -> bool:
+        """Whether this agent is the one of its node that prints what all of them know."""
+        if self._claims is None:
+            from .claims import Claims  # here, as most jobs end well
+
+            membership = self._result.membership
+            node = membership.node_of()[self.ranks[0]]
+            self._claims = Claims(f"{self._job_mark()}-{membership.round}-{node}")
+        return self._claims.claim(topic)
 
     def _job_mark(self) -> str:
         """What tells this job from others on this host."""
@@ -200,7 +208,8 @@ class Agent:
     def close(self) -> None:
         """The loop is over, and who waits for an answer finds the connection closed."""
         self._over.set()
-        self._claims.close()
+        if self._claims is not None:
+            self._claims.close()
         for each in (self._listener, *(session.socket for session in self._sessions)):
             if each is not None:
                 each.close()

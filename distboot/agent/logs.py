@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from ..base import text
 from ..base.errors import DistbootError, too_few_files
 from ..base.text import host_name, log_line, short_repr
 from ..base.threads import start_without_signals
@@ -31,6 +32,7 @@ _MOST = 1 << 16  # bytes read at once
 # Once the child has ended:
 _LINGER = 1.0  # seconds for the output of what it has started, and left behind
 _PATIENCE = 30.0  # seconds for which a reader of ours may take nothing
+_STDERR = 2
 _HURRY = 0.5  # the same when we were asked to end
 
 
@@ -153,6 +155,8 @@ class _Stream:
     ) -> None:
         self._name = name
         self._console = console
+        # Whether it is where lines of this process go
+        self._is_shared = _is_same_file(console, _STDERR)
         self._file = file
         self._who = who
         self._lines = PrefixedLines(begin) if begin else None  # None: shown as it is written
@@ -290,7 +294,10 @@ class _Stream:
             # Whole lines, as other ranks may write there, too.
             end = len(data) if len(data) <= _PIECE else data.rfind(b"\n", 0, _PIECE) + 1 or _PIECE
             try:
-                data = data[os.write(self._console, data[:end]) :]
+                written = os.write(self._console, data[:end])
+                if self._is_shared:
+                    text.is_line_open = data[written - 1 : written] != b"\n"
+                data = data[written:]
             except BlockingIOError:  # another process has made it so, and was quicker
                 continue
             except OSError as error:
@@ -304,3 +311,10 @@ class _Stream:
 def _bytes_in(pipe: int) -> int:
     """What waits in a pipe."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _is_same_file(one: int | None, other: int) -> bool:
+    try:
+        return one is not None and os.path.sameopenfile(one, other)
+    except OSError:  # it is closed
+        return False

@@ -391,6 +391,7 @@ class MonitoredProcess:
         self, now: float, number: int = signal.SIGTERM, *, of_wrapper: bool = False
     ) -> None:
         """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are told."""
+        self._report_failure(now)  # which the launcher may have seen, too
         if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
             self.external_signal = int(number)
             message = Terminating(self.external_signal, of_wrapper)

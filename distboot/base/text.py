@@ -17,6 +17,8 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
+# Whether what this process has passed on to its stderr ends without a newline; see `agent.logs`
+is_line_open = False
 _EVENT_WORDS = ("summary", "warning", "hint")  # beginnings of a text that are the event of its JSON
 
 
@@ -76,12 +78,15 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     `who` is "rank 3" or "node 1", for logs of many ranks; None for a single process. `event` and
     `more` are fields of the JSON.
     """
+    global is_line_open  # noqa: PLW0603 - a process has one stderr
     line = as_json(who, text, event, **more)
     if not line:
         whose = ""
         if who is not None:
             whose = f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
+    if is_line_open:
+        line = f"\n{line}"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
         try:
@@ -89,6 +94,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
         except OSError:  # a file in memory
             sys.stderr.write(line)
             return
+        is_line_open = False
         _write_in_time(file, line.encode(errors="backslashreplace"))
 
 
