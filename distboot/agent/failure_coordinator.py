@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..base.text import escape_control, ranks_said
+from ..base.text import escape_control, ranks_said, writes_json
 from ..job import messages
 from ..job.exit_status import signal_name
 from ..job.keys import Keys
@@ -387,11 +387,11 @@ class FailureCoordinator(Participant):
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
 
     def _words_for(self, cause: RootCause) -> str:
-        """Always the headline; what follows only where nothing else prints it on this node."""
+        """The headline, and what follows it, unless the rank that failed prints that on this node, too."""
         first = self.members[cause.ranks[0]]
         is_here = first.node_rank == self.own[0].node_rank
         has_printed = first.failing is not None or first.end is not None
-        if is_here and has_printed:
+        if is_here and has_printed and not writes_json():
             return cause.headline
         return cause.text
 

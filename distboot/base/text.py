@@ -48,9 +48,14 @@ def host_name() -> str:
     return escape_control(os.uname().nodename)
 
 
+def writes_json() -> bool:
+    """Whether each line of ours is one object of JSON."""
+    return os.environ.get("DISTBOOT_LOG_FORMAT") == "json"
+
+
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     """A line as one JSON object if DISTBOOT_LOG_FORMAT=json, else an empty text."""
-    if os.environ.get("DISTBOOT_LOG_FORMAT") != "json":
+    if not writes_json():
         return ""
     import json  # here and below, as few jobs need them
     import time

@@ -88,14 +88,14 @@ def test_address_of_the_only_node_may_be_any_of_its_own(
 # What a rank does that ends it, while the other one waits for it: which rank, how, its exit code, what is said of it;
 # and whether the other one waits in a collective operation, which sees on its own that a peer has gone.
 _ENDS = {
-    "exception": (0, "raise ValueError('boom')", 1, "rank 0 failed first: uncaught exception: ValueError: boom", True),
-    "exception in with": (0, "with ctx: raise ValueError('boom')", 1, "rank 0 failed first: uncaught exc", True),
+    "exception": (0, "raise ValueError('boom')", 1, ": failed first: uncaught exception: ValueError: boom", True),
+    "exception in with": (0, "with ctx: raise ValueError('boom')", 1, ": failed first: uncaught exc", True),
     "exception with shutdown": (
         0, "try: raise ValueError('boom')\n    finally: jax.distributed.shutdown()", 1,
-        "rank 0 failed first: uncaught exception: ValueError: boom", True,
+        ": failed first: uncaught exception: ValueError: boom", True,
     ),
     "sys.exit": (1, "sys.exit(3)", 3, "rank 1 failed first: exit code 3", False),
-    "sys.exit of rank 0": (0, "sys.exit(3)", 3, "rank 0 failed first: exit code 3", True),
+    "sys.exit of rank 0": (0, "sys.exit(3)", 3, ": failed first: exit code 3", True),
     "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by an external SIGTERM: rank 1 got it first", False),
 }  # fmt: skip
 
