@@ -185,6 +185,8 @@ class RootCauseAnalysis:
         if report.end is not None:
             done = [one for one in self.members if one.end is not None and one.end.succeeded]
             end = member.end or report.end
+            if end.terminated_by is not None:  # which came while it was about to end
+                end = report.end
             if done and report.is_secondary:
                 return from_early_end(
                     done, len(self.members) - len(done), from_exit(member, end, delay, "failed")
