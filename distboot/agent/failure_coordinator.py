@@ -46,13 +46,13 @@ from .heartbeat import (
     HeartbeatConnection,
     close_gracefully,
 )
-from .loop import (
+from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
-    DISCONNECTED,
     Answer,
     Participant,
 )
+from .peer_watch import DISCONNECTED
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop

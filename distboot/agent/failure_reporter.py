@@ -36,13 +36,13 @@ from ..rendezvous.messages import (
 )
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
-from .loop import (
+from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
-    DISCONNECTED,
     Answer,
     Participant,
 )
+from .peer_watch import DISCONNECTED
 from .returning import NewConnection, Returning, is_refused
 
 _RETURNING = 2.0  # seconds to come back over another connection

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from ..base.process import Process
 from ..base.settings import SupervisionSettings
 from ..base.threads import start_without_signals
 from ..job.exit_status import ExitStatus, shown
@@ -21,8 +22,9 @@ from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
 from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
 from .failure_coordinator import FailureCoordinator
+from .hook_reader import HookReader
 from .link import VARIABLE, AgentLink
-from .monitored_process import PRINTING, HookReader, MonitoredProcess, Process
+from .monitored_process import LOOK, PRINTING, MonitoredProcess
 from .session import Session
 
 TYPE_CHECKING = False
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from ..job.root_cause import RootCause
     from .launcher_process import LauncherProcess
 
-_LOOK = 0.02  # seconds between two looks whether the output of a rank was passed on
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
 
@@ -79,19 +80,19 @@ class WrapperAgent:
         if launcher is not None:
             self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
-            self._agent.open()
+            self._agent.scripts.open()
         # They are for the main thread
         self._thread = start_without_signals("distboot-agent", self._work)
 
     def link(self, rank: int) -> AgentLink:
         """What this process waits with as a rank of its own."""
         ours, its = socket.socketpair()
-        self._call(lambda _: self._agent.serve(its, rank))
+        self._call(lambda _: self._agent.scripts.serve(its, rank))
         return AgentLink(ours)
 
     def environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment for a child, so that its script finds us, and its Python reports to us why it fails."""
-        found = {**environ, VARIABLE: self._agent.variable(rank)}
+        found = {**environ, VARIABLE: self._agent.scripts.variable(rank)}
         if self._settings.detects:
             found[VARIABLE_OF_HOOKS] = f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
         return found
@@ -168,7 +169,7 @@ class WrapperAgent:
             child.ended(end, now)
             return
         again = partial(self._ended, rank, end, due)
-        self._agent.loop.call_at(now + _LOOK, lambda: again(time.monotonic()))
+        self._agent.loop.call_at(now + LOOK, lambda: again(time.monotonic()))
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
@@ -243,7 +244,7 @@ class WrapperAgent:
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():
-            child.stopping(now, of_wrapper=True)
+            child.terminating(now, of_wrapper=True)
 
     def _begin(self, pids: Mapping[int, int], now: float) -> None:
         if isinstance(self._role, FailureCoordinator):

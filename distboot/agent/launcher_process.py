@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat
+from ..base.process import proc_stat
 from ..base.text import escape_control, log_line
 from ..base.threads import start_without_signals
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterable
 
-from ..base.procfs import ends_at
+from ..base.process import ends_at
 from ..base.text import log_line
 from ..detection.detect import LAUNCHERS
 from ..detection.placement import Placement

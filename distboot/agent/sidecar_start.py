@@ -24,7 +24,8 @@ from ..base.settings import SupervisionSettings
 from ..base.text import log_line
 from ..rendezvous.membership import JoinPlan
 from ..script import crash_hooks, progress
-from .link import AgentLink, Begin
+from .link import AgentLink
+from .link_messages import Begin
 from .session import Session
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of

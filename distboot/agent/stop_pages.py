@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 from math import inf
 
-from ..script.stop_page import ASKED, END, NUMBERS, READS, STEPS, STOP, Page, new_page
+from ..script.stop_page import ASKED, END, READS, STEPS, STOP, Page, blank_page, new_page
 
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
-_NO_PAGE = [0 for _ in NUMBERS]
+_NO_PAGE = blank_page()
 
 
 def _set_once(page: Page, index: int, value: int) -> None:

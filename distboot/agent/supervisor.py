@@ -20,8 +20,7 @@ from typing import NamedTuple
 from .. import script
 from ..base.commands import command_error, limit_files
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat
-from ..base.signals import FROM_OUTSIDE
+from ..base.process import FROM_OUTSIDE, proc_stat
 from ..base.text import escape_control, log_line
 
 # Type checkers take the name for typing's, whose import would slow every start

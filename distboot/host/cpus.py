@@ -56,6 +56,19 @@ def affinity(root: Root = "/") -> int | None:
     return None
 
 
+def binding(root: Root = "/") -> tuple[int, int] | None:
+    """The CPUs that this process may use, and those of the host; None if it may use them all."""
+    own = affinity(root)
+    if own is None:
+        return None
+    every = of_all(root)
+    if every is None:
+        return None
+    if own >= every:
+        return None
+    return own, every
+
+
 def quota(root: Root = "/") -> float | None:
     """The CPU seconds per second that the cgroups of this process allow; None: no limit."""
     files: list[tuple[str, ...]] = []

@@ -27,7 +27,7 @@ from supervised import until
 from wrappers import alive
 
 from distboot.agent.launcher_process import find
-from distboot.base.procfs import proc_stat
+from distboot.base.process import proc_stat
 
 _TORCHRUN = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]
 _AGENT = [sys.executable, "-m", "torch.distributed.run", *_TORCHRUN[1:]]

@@ -21,8 +21,8 @@ import pytest
 from hosts import Hosts, _end, missing_for_slurm
 from launched import MPI_ENV, MPIRUN
 
-from distboot.agent.monitored_process import Process as Watched
-from distboot.base.procfs import proc_stat
+from distboot.base.process import Process as Watched
+from distboot.base.process import proc_stat
 
 WAYS = ("init", "wrapper")
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain")

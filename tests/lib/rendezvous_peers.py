@@ -104,7 +104,7 @@ class Process(threading.Thread):
         self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
-        agent.serve(its, self.rank)
+        agent.scripts.serve(its, self.rank)
 
         def work() -> None:
             agent.loop.run()

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from distboot.agent.monitored_process import HookReader
+from distboot.agent.hook_reader import HookReader
 from distboot.job.exit_status import ExitStatus, UncaughtException
 from distboot.script.crash_hooks import EXCEPTION
 from distboot.script.exceptions import describe_text

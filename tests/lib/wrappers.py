@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from distboot.base.procfs import proc_stat
+from distboot.base.process import proc_stat
 
 HOST = os.uname().nodename
 PREFIX = f"[rank 0 {HOST}] ".encode()

@@ -11,7 +11,8 @@ import pytest
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
-from distboot.agent.link import AgentLink, Attach, attached
+from distboot.agent.link import AgentLink, attached
+from distboot.agent.link_messages import Attach
 from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import (
     BARRIER,
@@ -65,7 +66,7 @@ def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks)
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.agent.link import Attach, Finish
+from distboot.agent.link_messages import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)

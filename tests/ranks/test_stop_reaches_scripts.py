@@ -13,7 +13,7 @@ from ranks import Ranks
 from supervised import Start, until
 
 from distboot.agent.stop_pages import StopPages
-from distboot.base.procfs import ends_at
+from distboot.base.process import ends_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents share pages on Linux only")
 

@@ -13,7 +13,7 @@ from launched import needs, needs_torch
 from supervised import Started, until
 from tensorflows import ByHand
 
-from distboot.base.procfs import proc_stat
+from distboot.base.process import proc_stat
 from distboot.script.workers import VARIABLE
 
 METHODS = ["fork", "spawn", "forkserver"]

@@ -13,7 +13,7 @@ from supervised import pair, until
 from distboot.agent.backlog import Backlog
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.heartbeat import HeartbeatConnection
-from distboot.agent.loop import DISCONNECTED
+from distboot.agent.peer_watch import DISCONNECTED
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys

@@ -12,9 +12,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from distboot.agent.hook_reader import HookReader
 from distboot.agent.loop import EventLoop
-from distboot.agent.monitored_process import HookReader, Process
 from distboot.agent.stack_reader import StackReader
+from distboot.base.process import Process
 from distboot.job.messages import Position
 from distboot.job.stacks import (
     MOST_FRAMES,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from supervised import pair
 
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
-from distboot.agent.monitored_process import HookReader
+from distboot.agent.hook_reader import HookReader
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (

@@ -12,7 +12,7 @@ from supervised import pair, raised
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
-from distboot.agent.loop import Participant
+from distboot.agent.participant import Participant
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
