@@ -91,7 +91,17 @@ def has_read(rank: int, count: int) -> Event:
 
 def is_at(rank: int, question: int, operations: int, place: str, since: float = 70.0) -> Event:
     stacks = Stacks((frame(place, "/job/train.py", 7),))
-    return Take(rank, Position(question, since, {"0": operations}, 0, 0, stacks))
+    return Take(
+        rank,
+        Position(
+            question,
+            since,
+            {"0": operations},
+            0,
+            0,
+            stacks,
+        ),
+    )
 
 
 FIRST_FAILURE: dict[str, list[Row]] = {
