@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..base.signals import FROM_OUTSIDE
+from ..base.process import FROM_OUTSIDE
 from ..base.text import digits, escape_control, without_secret
 from ..rendezvous.protocol import (
     flag,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat, started
+from ..base.process import proc_stat, started
 from ..base.settings import heartbeat_timeout
 from ..base.version import __version__
 from ..detection import inherited

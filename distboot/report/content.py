@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeAlias
 
 from ..base.errors import DistbootError
-from ..base.signals import FROM_OUTSIDE
+from ..base.process import FROM_OUTSIDE
 from ..base.text import (
     counted,
     first_line,
