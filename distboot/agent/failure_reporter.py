@@ -35,12 +35,13 @@ from ..rendezvous.messages import (
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
-from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
+from .heartbeat import HeartbeatConnection
 from .participant import (
     AFTER_THE_FIRST,
     Answer,
     Participant,
 )
+from .peer_connection import DisconnectedError, close_gracefully
 from .peer_watch import DISCONNECTED
 from .returning import NewConnection, Returning, is_refused
 
