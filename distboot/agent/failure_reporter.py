@@ -17,7 +17,7 @@ from ..job.messages import (
     Register,
     Terminating,
 )
-from ..job.root_cause import RankState, from_disconnect, from_exit
+from ..job.root_cause import RankState, RootCause, from_disconnect, from_exit
 from ..rendezvous.messages import (
     LONGEST_TEXT,
     READY,
@@ -38,6 +38,7 @@ from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection
 from .participant import (
     AFTER_THE_FIRST,
+    CAUSE,
     Answer,
     Participant,
 )
@@ -49,6 +50,7 @@ _RETURNING = 2.0  # seconds to come back over another connection
 _CAUSE = 1.0  # seconds after our end to hear why
 _EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
+_NO_REPORTS = "no reports"  # a topic
 _LOOK = "look at the output of rank 0"
 
 
@@ -195,7 +197,7 @@ class FailureReporter(Participant):
         if isinstance(message, Answer):
             self._take_answers(rank, message)
         elif isinstance(message, Detach):
-            if message.ended and not self._has_ended:
+            if message.ended and not self._has_ended and self.claim(_NO_REPORTS):
                 self.say("rank 0 has exited; failures of other ranks are no longer reported")
             self._end(connection, self._why_gone, now)
         elif type(message) in self._handlers:
@@ -205,6 +207,19 @@ class FailureReporter(Participant):
 
     def _register(self, message: Register, _: float) -> None:
         self.members[0].pid = message.pid
+
+    def _words_for(self, cause: RootCause) -> str:
+        """The headline, unless a script of ours or another agent of this node prints it."""
+        if self._is_printed_by_script(cause) or not self.claim(CAUSE):
+            return ""
+        return cause.headline
+
+    def _is_printed_by_script(self, cause: RootCause) -> bool:
+        """Whether the only rank of this agent has failed first, and has printed why."""
+        if len(self.own) > 1 or cause.restarts:
+            return False
+        own = self.own[0]
+        return own.rank in cause.ranks and own.failing is not None
 
     def _lose_rank_0(self, why: str, now: float) -> None:
         self.lost_at[0] = time.time()

@@ -10,8 +10,10 @@ import os
 import queue
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ..base.process import Process
 from ..base.settings import SupervisionSettings
@@ -25,7 +27,7 @@ from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
 from .hook_reader import HookReader
 from .link import VARIABLE, AgentLink
-from .monitored_process import MonitoredProcess
+from .monitored_process import LOOK, PRINTING, MonitoredProcess
 from .session import Session
 
 TYPE_CHECKING = False
@@ -72,6 +74,7 @@ class WrapperAgent:
             self.files[rank] = out_of_the_way(file)
             os.set_blocking(self.files[rank], False)  # whatever this agent does, the child can end
         self._children: dict[int, MonitoredProcess] = {}
+        self._passed_on: dict[int, Callable[[], bool]] = {}  # see `pass_through`
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
         if launcher is not None:
@@ -173,8 +176,22 @@ class WrapperAgent:
 
     def ended(self, rank: int, code: int) -> None:
         """A child has ended: exit code, or minus the signal."""
-        how = ExitStatus.of_child(code)
-        self._call(lambda now: self._children[rank].ended(how, now))
+        end = ExitStatus.of_child(code)
+        due = time.monotonic() + PRINTING
+        self._call(partial(self._ended, rank, end, due))
+
+    def pass_through(self, rank: int, has_passed_on: Callable[[], bool]) -> None:
+        """The output of a rank goes through this process: a line of ours is not to come between."""
+        self._passed_on[rank] = has_passed_on
+
+    def _ended(self, rank: int, end: ExitStatus, due: float, now: float) -> None:
+        """Report its end once its output has been passed on, or `due` has come."""
+        child = self._children[rank]
+        if child.has_passed_on() or now >= due:
+            child.ended(end, now)
+            return
+        again = partial(self._ended, rank, end, due)
+        self._agent.loop.call_at(now + LOOK, lambda: again(time.monotonic()))
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
@@ -278,6 +295,8 @@ class WrapperAgent:
                 HookReader(self._reports[rank], self._secret),
                 self._agent,
             )
+            if rank in self._passed_on:
+                self._children[rank].has_passed_on = self._passed_on[rank]
             self._role.take(rank, Register(pid), now)
             phases = Phases(dict(self._job.steps))
             self._role.take(rank, phases, now)

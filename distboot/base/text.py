@@ -17,6 +17,8 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
+# Whether what this process has passed on to its stderr ends without a newline; see `agent.logs`
+is_line_open = False
 _EVENT_WORDS = ("summary", "warning", "hint")  # beginnings of a text that are the event of its JSON
 
 
@@ -49,9 +51,14 @@ def host_name() -> str:
     return escape_control(name)
 
 
+def writes_json() -> bool:
+    """Whether each line of ours is one object of JSON."""
+    return os.environ.get("DISTBOOT_LOG_FORMAT") == "json"
+
+
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     """A line as one JSON object if DISTBOOT_LOG_FORMAT=json, else an empty text."""
-    if os.environ.get("DISTBOOT_LOG_FORMAT") != "json":
+    if not writes_json():
         return ""
     import json  # here and below, as few jobs need them
     import time
@@ -81,12 +88,15 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     `who` is "rank 3" or "node 1", for logs of many ranks; None for a single process. `event` and
     `more` are fields of the JSON.
     """
+    global is_line_open  # noqa: PLW0603 - a process has one stderr
     line = as_json(who, text, event, **more)
     if not line:
         whose = ""
         if who is not None:
             whose = f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
+    if is_line_open:
+        line = f"\n{line}"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
         try:
@@ -94,6 +104,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
         except OSError:  # a file in memory
             sys.stderr.write(line)
             return
+        is_line_open = False
         _write_in_time(file, line.encode(errors="backslashreplace"))
 
 

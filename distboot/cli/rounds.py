@@ -129,6 +129,8 @@ class Rounds(NamedTuple):
         for rank, environ in zip(watch.ranks, environs, strict=True):
             if self.ranks:
                 logs = self.launch.logs(rank, f"rank {rank}", self.restarts.round)
+            if logs is not None:
+                watch.pass_through(rank, logs.has_passed_on)
             environ_of_rank = watch.environ(rank, environ)
             command = supervisor.Command(
                 self.launch.words(environ_of_rank),

@@ -22,7 +22,9 @@ def variables(
     root: Root = "/",
 ) -> dict[str, str]:
     """OMP_NUM_THREADS for each rank on this node, where OpenMP would start too many threads."""
-    if ranks is None or _THREADS in environ:
+    if _THREADS in environ:
+        return {}
+    if ranks is None:
         return {}
     found = share(ranks, root)
     if found is None:
