@@ -51,9 +51,11 @@ class Backlog:
         if not first <= received <= self.sent:
             what = f"{received} of {self.sent} messages"
             raise ProtocolError(f"has received {what}, and those before {first} are not kept")
-        self._drop(received - first)
+        confirmed = received - first
+        self._drop(confirmed)
 
     def _drop(self, count: int) -> None:
-        for _, message in self.messages[:count]:
+        dropped = self.messages[:count]
+        for _, message in dropped:
             self._size -= message.size
         del self.messages[:count]
