@@ -23,7 +23,7 @@ class Claims:
     """The claims of one agent in one round of a job; `scope` names job, round and node."""
 
     def __init__(self, scope: str) -> None:
-        self._prefix = f"distboot-says-{scope}-{_own_log()}"
+        self._prefix = f"distboot-says-{scope}-{own_log()}"
         self._topics: set[str] = set()
         self._sockets = ExitStack()
 
@@ -53,7 +53,7 @@ class Claims:
         return True
 
 
-def _own_log() -> str:
+def own_log() -> str:
     """What tells the file that is our stderr from others; empty: a stream that ranks share."""
     try:
         found = os.fstat(_STDERR)
