@@ -16,9 +16,14 @@ from .base.errors import DistbootError, with_rank
 from .base.setting_readers import given_by_option, seconds
 from .base.text import log_line, short_repr
 from .context import Context, who_of
-from .detection import export, inherited, surroundings
+from .detection import inherited, surroundings
 from .detection.export import EnvTransaction, thread_variables
 from .detection.here import detect_here
+from .detection.local_rank_option import (
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
 from .rendezvous.events import GROUP
 from .script.mentions import mentions_preempted
 from .startup import bound_cpus
@@ -284,10 +289,10 @@ def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: b
         return
     given = sys.argv[1:]
     if pass_local_rank:
-        sys.argv[1:] = export.with_local_rank(given, held.local_rank)
+        sys.argv[1:] = with_local_rank(given, held.local_rank)
     elif pass_local_rank is False:
-        sys.argv[1:] = export.without_local_rank(given)
+        sys.argv[1:] = without_local_rank(given)
     elif given and is_new:
-        warning = export.wrong_local_rank(given, held.local_rank)
+        warning = wrong_local_rank(given, held.local_rank)
         if warning is not None:
             log_line(who_of(held.context), warning)

@@ -26,10 +26,11 @@ from ..rendezvous.worker import Worker
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
 from .loop import EventLoop
-from .script_server import ScriptServer
+from .script_server import ScriptServer, job_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .claims import Claims
     from .failure_coordinator import FailureCoordinator
     from .failure_reporter import FailureReporter
 
@@ -65,6 +66,8 @@ class Agent:
         )
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
+        self._claims: Claims | None = None
+        self.role.claim = self._claim
         self.loop = EventLoop(self.role)
         self.scripts = ScriptServer(
             joined,
@@ -94,6 +97,20 @@ class Agent:
         """The loop is over."""
         self._is_over.set()
         self.scripts.close()
+        if self._claims is not None:
+            self._claims.close()
+
+    def _claim(self, topic: str) -> bool:
+        """Whether this agent is the one of its node that prints what all of them know."""
+        if self._claims is None:
+            from .claims import Claims  # here, as most jobs end well
+
+            result = self._joined.result
+            assert result is not None
+            node = result.membership.node_of()[self.ranks[0]]
+            mark = job_mark(self._joined.plan.job, result.port)
+            self._claims = Claims(f"{mark}-{result.membership.round}-{node}")
+        return self._claims.claim(topic)
 
     def _accept_returning(self, server: Coordinator) -> None:
         """Take other agents back that return over another connection."""
@@ -222,6 +239,8 @@ def participant_of(
         who = f"{unit} {agent}"
         if rank is not None:
             who = f"rank {rank}"
+        if text.startswith(f"{who} failed first"):
+            text = text.removeprefix(f"{who} ")  # the line begins with it
         log_line(who, text, event, **more)
 
     ranks = ranks_of(membership)

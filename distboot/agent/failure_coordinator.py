@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..base.text import escape_control, ranks_said
+from ..base.text import escape_control, ranks_said, writes_json
 from ..job import messages
 from ..job.exit_status import signal_name
 from ..job.keys import Keys
@@ -48,6 +48,7 @@ from .heartbeat import (
 )
 from .participant import (
     AFTER_THE_FIRST,
+    CAUSE,
     Answer,
     Participant,
 )
@@ -357,6 +358,7 @@ class FailureCoordinator(Participant):
                 is_asked=is_asked,
                 is_orphaned=self.is_orphaned,
             )
+        self.claim(CAUSE)
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)
         if said is not None:
@@ -385,8 +387,13 @@ class FailureCoordinator(Participant):
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
 
     def _words_for(self, cause: RootCause) -> str:
-        """The traceback, too, where it is that of another agent's rank: ours print their own."""
-        return cause.headline if self._is_own(cause) else cause.text
+        """The headline, and what follows it, unless the rank that failed prints that on this node, too."""
+        first = self.members[cause.ranks[0]]
+        is_here = first.node_rank == self.own[0].node_rank
+        has_printed = first.failing is not None or first.end is not None
+        if is_here and has_printed and not writes_json():
+            return cause.headline
+        return cause.text
 
     def ask_ranks(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""

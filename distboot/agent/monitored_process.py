@@ -10,6 +10,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from ..base.process import Process
 from ..job.exit_status import (
@@ -35,6 +36,7 @@ from ..script.crash_hooks import (
     EXCEPTION,
     INTERRUPT,
     OURS,
+    PRINTED,
     STEPS,
     TERM,
     TERM_HANDLER,
@@ -46,8 +48,14 @@ from .stopping_process import StoppingProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .agent import Agent
 
+# Seconds for a script to print its traceback, and for the wrapper to pass it on: the lines that the
+# failure leads to are to follow it
+PRINTING = 0.3
+LOOK = 0.02  # seconds between two looks whether it was passed on
 _LONGEST_LINE = 400  # characters
 _JUST_NOW = 2.0  # seconds
 # Exit codes of a process that this agent has stopped as its work was done
@@ -64,6 +72,11 @@ class MonitoredProcess(StoppingProcess):
         self._hooks = hooks
         self._exception: UncaughtException | None = None  # with which it ends
         self._last_line = ""  # on its stderr, when it was about to end
+        self._failure: Failing | None = None  # to be reported once the script has printed why
+        self._failure_due = inf  # when it is reported in any case
+        self._has_printed = False
+        # Whether all that it has written is where its output goes
+        self.has_passed_on: Callable[[], bool] = _always
         # The same text as long as a signal has stopped it, and since when; empty: it runs
         self._stopped = ""
         self._stopped_since = 0.0
@@ -138,6 +151,7 @@ class MonitoredProcess(StoppingProcess):
         if not self._hooks.ended:
             self._read_hooks(now)
         self.has_ended = True
+        self._report_failure(now)
         end = self._complete(how, now)
         self._role.take(self.rank, Exited(end), now)
         if self._is_first(end):
@@ -207,7 +221,10 @@ class MonitoredProcess(StoppingProcess):
         """Handle an event of the hooks."""
         if kind == EXCEPTION:
             self._failing(UncaughtException.received(text), now)
+        elif kind == PRINTED:
+            self._printed()
         elif kind == ENDING:
+            self._printed()
             self._last_line = text[:_LONGEST_LINE]
             self._role.take(self.rank, Exiting(), now)
         elif kind == PROGRESS:
@@ -227,7 +244,38 @@ class MonitoredProcess(StoppingProcess):
             stopped_by_us=self.stopped_by_us,
             when=time.time(),
         )
-        self._role.take(self.rank, Failing(end), now)
+        self._failure = Failing(end)
+        self._failure_due = now + PRINTING
+        if exception.is_secondary:  # it prints nothing until it knows which rank was first
+            self._report_failure(now)
+        else:
+            self._loop.call_at(self._failure_due, self._report_printed_failure)
+
+    def terminating(
+        self, now: float, number: int = signal.SIGTERM, *, of_wrapper: bool = False
+    ) -> None:
+        self._report_failure(now)  # the signal may be the answer of the launcher
+        super().terminating(now, number, of_wrapper=of_wrapper)
+
+    def _printed(self) -> None:
+        self._has_printed = True
+        self._report_printed_failure()
+
+    def _report_printed_failure(self) -> None:
+        if self._failure is None:
+            return
+        now = time.monotonic()
+        is_shown = self._has_printed and self.has_passed_on()
+        if is_shown or now >= self._failure_due:
+            self._report_failure(now)
+        else:
+            self._loop.call_at(now + LOOK, self._report_printed_failure)
+
+    def _report_failure(self, now: float) -> None:
+        failure = self._failure
+        self._failure = None
+        if failure is not None:
+            self._role.take(self.rank, failure, now)
 
     def _last_exception(self, now: float) -> UncaughtException | None:
         """The exception that ended it: its own, or that of a Python below a shell.
@@ -237,3 +285,7 @@ class MonitoredProcess(StoppingProcess):
         if self._exception is None and now < self._other_failed_at + _JUST_NOW:
             return self._other_exception
         return self._exception
+
+
+def _always() -> bool:
+    return True

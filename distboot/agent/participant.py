@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 # Seconds; torchrun polls 10 times a second which ranks have ended, and lists them in that order
 AFTER_THE_FIRST = 0.15
 _LATER = 2.0  # seconds beyond the timeout of a key for the answer of rank 0
+CAUSE = "cause"  # the topic of the line that says why the job ends
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
@@ -81,6 +82,8 @@ class Participant(PeerWatch):
         lambda _file, _ready: None
     )
     remove_reader: Callable[[int | HeartbeatConnection], None] = lambda _: None
+    # Whether this agent is the one of its node that prints what all of them know of a topic
+    claim: Callable[[str], bool] = lambda _: True
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # on rank 0: decides whether one follows
@@ -285,20 +288,8 @@ class Participant(PeerWatch):
         return not self._own_ranks.isdisjoint(cause.ranks)
 
     def _words_for(self, cause: RootCause) -> str:
-        """The one line that this agent prints of a root cause.
-
-        Empty if its only rank is the cause, and has printed why itself.
-        """
-        if cause.restarts or len(self.own) > 1:
-            return cause.headline
-        if not self._is_own(cause):
-            return cause.headline
-        if not cause.is_failure:
-            return ""
-        rank = self.own[0]
-        if rank.failing is None and rank.end is None:
-            return cause.headline
-        return ""
+        """What this agent prints of a root cause; empty: nothing."""
+        raise NotImplementedError
 
     def _end_served(self, now: float) -> None:
         """Rank 0's script has ended well: stop our own ranks, which only serve it."""

@@ -121,9 +121,7 @@ class ScriptServer:
     def open(self) -> None:
         """Listen, so that the scripts find this agent."""
         plan = self._joined.plan
-        address = f"{plan.job}:{self._result.port}"
-        mark = hashlib.sha256(address.encode()).hexdigest()[:8]
-        parts = [socket_name(plan.name), mark]
+        parts = [socket_name(plan.name), job_mark(plan.job, self._result.port)]
         job = "-".join(filter(None, parts))
         self._name = f"{PREFIX}{job}-{os.urandom(8).hex()}"
         listener = socket.socket(socket.AF_UNIX)
@@ -313,3 +311,8 @@ class ScriptServer:
             raise ProtocolError("cannot end the agent of a wrapper")
         self._role.leave()
         self._role.turn(now)
+
+
+def job_mark(job: str, port: int) -> str:
+    """What tells a job from others on this host, in the names of its sockets."""
+    return hashlib.sha256(f"{job}:{port}".encode()).hexdigest()[:8]

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from ..base.errors import DistbootError, printed
 from ..base.version import __version__
-from ..detection.export import without_local_rank
+from ..detection.local_rank_option import without_local_rank
 from .output import emit, write
 
 _HELP = """\

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.node_platform import ranks_per_node
+from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
 
@@ -25,7 +25,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     if wanted.isdigit():
         return int(wanted)
     if wanted == "auto":  # the number that the platform shows, if any
-        per_node = ranks_per_node(NODE_PLATFORMS, environ)
+        per_node = ranks_per_node(node_platforms(related(environ)), environ)
         if per_node is not None:
             _, count = per_node
             return count

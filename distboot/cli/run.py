@@ -12,8 +12,9 @@ from ..base.errors import DistbootError, rendezvous_needed, with_rank
 from ..base.settings import rendezvous_setting, supervision_settings, warn_of_unknown
 from ..base.text import escape_control, log_line
 from ..detection import export
-from ..detection.detect import LAUNCHERS, refuse_unless_rank
+from ..detection.detect import refuse_unless_rank
 from ..detection.here import detect_here
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..frameworks import _torch
 from ..startup import bound_cpus

@@ -9,16 +9,8 @@ from collections.abc import Mapping
 
 from ..base.text import escape_control, log_line, short_repr
 from ..detection.placement import Placement
-from ..host import cpus
 from .script_text import misplaced_options
 from .target import Target
-
-# The variables are for a platform that calls mpirun itself: for Open MPI 4, and for 5.
-_UNBOUND = (
-    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the "
-    "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
-    "PRTE_MCA_hwloc_default_binding_policy=none"
-)
 
 
 def warn_of_misplaced(target: Target, placement: Placement) -> None:
@@ -49,17 +41,3 @@ def warn_of_world_size(placement: Placement, environ: Mapping[str, str]) -> None
     launcher = f"{source}={placement.world_size} of {placement.launcher}"
     text = f"warning: WORLD_SIZE={short_repr(given)} is overruled by {launcher}"
     log_line(placement.who, text)
-
-
-def warn_if_bound(placement: Placement) -> None:
-    """Warn that a launcher has bound this process to a few CPUs, which its ranks inherit."""
-    if placement.launcher == "single":
-        return
-    own = cpus.affinity()
-    all_cpus = cpus.of_all()
-    if own is None or all_cpus is None:
-        return
-    if own >= all_cpus:
-        return
-    bound = f"{placement.launcher} has bound this process to {own} of {all_cpus} CPUs"
-    log_line(placement.who, f"warning: {bound}, and so all ranks of this node: {_UNBOUND}")

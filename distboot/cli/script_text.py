@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from .target import Target
 
@@ -32,24 +32,20 @@ class Framework(NamedTuple):
     """A framework with variables of its own, which the wrapper sets only with `--framework`."""
 
     starts: re.Pattern[str]  # in a script that starts it
-    launchers: tuple[str, ...]  # whose variables it reads itself
     variable: str  # any other environment with it tells the framework its rank
 
 
 _FRAMEWORKS = {
     "horovod": Framework(
         re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
-        (*MPI_LAUNCHERS, "horovodrun"),
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
         re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
-        (),
         "TF_CONFIG",
     ),
     "jax": Framework(
         re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
-        ("slurm", *MPI_LAUNCHERS),
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
@@ -146,10 +142,10 @@ def missing_framework_option(
 def _framework_without_variables(
     text: str, placement: Placement, environ: Mapping[str, str]
 ) -> str | None:
-    launcher = placement.launcher
+    read_by = LAUNCHERS[placement.launcher].read_by
     for name, framework in _FRAMEWORKS.items():
         is_started = framework.starts.search(text) is not None
-        is_read_from_launcher = launcher in framework.launchers
+        is_read_from_launcher = name in read_by
         has_variables = is_read_from_launcher or framework.variable in environ
         if is_started and not has_variables:
             return name

@@ -184,7 +184,7 @@ class RootCauseAnalysis:
             return from_signal(member, report.signal, self._receiver(report), held_up)
         if report.end is not None:
             done = [one for one in self.members if one.end is not None and one.end.succeeded]
-            end = member.end or report.end
+            end = _end_of(member, report.end)
             if done and report.is_secondary:
                 return from_early_end(
                     done, len(self.members) - len(done), from_exit(member, end, delay, "failed")
@@ -274,6 +274,15 @@ class RootCause:
     def escaped(self) -> RootCause:
         """The same, as it may be printed; another process has sent it."""
         return replace(self, text="\n".join(map(escape_control, self.text.split("\n"))))
+
+
+def _end_of(member: RankState, reported: ExitStatus) -> ExitStatus:
+    """How a rank has ended that was reported to fail so."""
+    if member.end is None:
+        return reported
+    if member.end.terminated_by is not None:  # by a signal that came while it was about to end
+        return reported
+    return member.end
 
 
 def from_exit(

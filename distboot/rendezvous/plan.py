@@ -15,8 +15,8 @@ from ..base.process import proc_stat, started
 from ..base.settings import heartbeat_timeout
 from ..base.version import __version__
 from ..detection import inherited
-from ..detection.detect import LAUNCHERS
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
+from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..host import (
     FRAMEWORK,
@@ -121,7 +121,7 @@ def candidate_ports(placement: Placement) -> list[int]:
     """The ports to try in this order, the same on all ranks."""
     job = f"{placement.job_id}:{placement.master_port}"
     derived = [derived_port(f"{job}:{number}") for number in range(1, _CANDIDATES + 1)]
-    if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
+    if LAUNCHERS[placement.launcher].serves_master_port:
         return derived
     return [placement.master_port or 0, *derived[1:]]
 
@@ -149,16 +149,15 @@ def _size(placement: Placement, environ: Mapping[str, str]) -> str:
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:
     """A digest of what tells this job from others. With the port, as torchrun's job id is often "none"."""
     _, outer = inherited.strip(environ)
+    launcher = LAUNCHERS[placement.launcher]
     words = [placement.job_id, placement.master_port]
     # Then all ranks have inherited the same environment, from the same process
     if placement.num_nodes == 1:
         if outer.launches or outer.fields.get("launcher", placement.launcher) != placement.launcher:
             # Each process of an outer job may have started one
             words.append(environ[inherited.VARIABLE])
-        elif (
-            placement.launcher == "deepspeed" and placement.job_id is None
-        ):  # whose port is 29500 in every job
-            words.append(_ancestor("deepspeed.launcher.launch"))
+        elif launcher.same_port_for_all_jobs and placement.job_id is None:
+            words.append(_ancestor(launcher.programs[0]))
     return inherited.digest(":".join(map(str, words)))
 
 

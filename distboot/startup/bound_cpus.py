@@ -25,7 +25,7 @@ _UNBOUND = (
 def warn_of_node(placement: Placement) -> None:
     """Warn where the process that starts the ranks of a node is bound, as they inherit it."""
     bound = cpus.binding()
-    if bound is None or placement.launcher == "single":
+    if bound is None or not placement.has_launcher:
         return
     own, every = bound
     _say(
@@ -39,7 +39,7 @@ def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Ro
 
     The first rank of each node says it.
     """
-    if placement.local_rank != 0 or placement.launcher == "single":
+    if placement.local_rank != 0 or not placement.has_launcher:
         return
     bound = cpus.binding(root)
     ranks = placement.local_world_size

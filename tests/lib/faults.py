@@ -1,7 +1,8 @@
-"""The faults of the fault matrix: what happens to the job, and what every rank that is left must say then.
+"""The faults of the fault matrix: what happens to the job, and what the ranks that are left print then.
 
-A rank that is left must print the first failure once: `says` has, for each of them, a regular expression for the line
-after "distboot: rank 0 on nodea: ". A fault without any is no failure: the training must go on and end well.
+`says` has, for each rank that is left, a regular expression for the first failure, as it is after
+"distboot: rank 0 on nodea: ". One rank of each host prints it, for the log that they share: on rank 0's
+host rank 0, if it is left. A fault without any is no failure: the training must go on and end well.
 """
 
 import signal

@@ -15,18 +15,17 @@ from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
 from distboot.cli.target import Target
 from distboot.detection import signs, surroundings
-from distboot.detection.detect import INNERMOST_FIRST, LAUNCHERS, NODE_PLATFORMS, refuse_unless_rank
-from distboot.detection.export import (
-    for_launcher,
-    merged,
-    variables,
+from distboot.detection.detect import refuse_unless_rank
+from distboot.detection.export import for_launcher, merged, variables
+from distboot.detection.here import detect_here
+from distboot.detection.launchers.tf_config import corrected
+from distboot.detection.local_rank_option import (
     with_local_rank,
     without_local_rank,
     wrong_local_rank,
 )
-from distboot.detection.here import detect_here
-from distboot.detection.launchers.tf_config import corrected
 from distboot.detection.node_platform import NodePlatform, ranks_per_node
+from distboot.detection.order import LAUNCHERS, node_platforms
 from distboot.detection.placement import FIELDS, NUMBERS
 from distboot.frameworks import Options, jax, preload
 from distboot.frameworks._base import imported
@@ -45,9 +44,7 @@ __all__ = [
     "CODES",
     "DERIVED_PORTS",
     "FIELDS",
-    "INNERMOST_FIRST",
     "LAUNCHERS",
-    "NODE_PLATFORMS",
     "NUMBERS",
     "Frames",
     "Go",
@@ -80,6 +77,7 @@ __all__ = [
     "jax",
     "merged",
     "nested_launcher",
+    "node_platforms",
     "of_all",
     "preload",
     "proc_stat",

@@ -43,7 +43,7 @@ ELSEWHERE = {
             "agent/logs.py",
             "agent/returning.py",
             "agent/sidecar.py",
-            "agent/supervisor.py",
+            "agent/wrapper_signals.py",
         ),
         "the agent",
     ),

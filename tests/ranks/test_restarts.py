@@ -15,7 +15,7 @@ from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import ENDS, Job, Start, raised, until
 
-from distboot.agent.supervisor import _end_orphans
+from distboot.agent.orphans import end_orphans
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.restarts import MPI_LIBRARY, Restarts
@@ -217,10 +217,10 @@ def test_what_cannot_be_ended_is_only_named(
         raise PermissionError(pid, number)
 
     with subprocess.Popen(["sleep", "99"]) as child:
-        monkeypatch.setattr("distboot.agent.supervisor._KILLED", 0.1)
-        monkeypatch.setattr("distboot.agent.supervisor._children", lambda: {child.pid, 1})
+        monkeypatch.setattr("distboot.agent.orphans._KILLED", 0.1)
+        monkeypatch.setattr("distboot.agent.orphans.children", lambda: {child.pid, 1})
         monkeypatch.setattr("os.kill", kill)
-        _end_orphans(0.1, {1})
+        end_orphans(0.1, {1})
         monkeypatch.undo()
         child.kill()
     assert (

@@ -31,7 +31,7 @@ from distboot import (
 from distboot.base.errors import CODES
 from distboot.base.settings import KNOWN
 from distboot.cli import main as command_line
-from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.order import LAUNCHERS
 from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.frameworks import FILES
 from distboot.lightning import DistbootEnvironment
@@ -129,7 +129,7 @@ def _surface() -> Iterator[str]:
     yield from (f"  {code}: {number}" for code, (number, _) in sorted(CODES.items()))
     lists = {
         "frameworks": FILES,
-        "launchers, the innermost first": [launcher.name for launcher in INNERMOST_FIRST],
+        "launchers, the innermost first": list(LAUNCHERS),
         "platforms": [platform.name for platform in PLATFORMS],
         "variables that are always exported": VARIABLES.values(),
         "settings": sorted(set(re.findall(r'"(DISTBOOT_[A-Z_]+)[="]', source))),

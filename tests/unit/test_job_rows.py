@@ -180,7 +180,7 @@ FIRST_FAILURE: dict[str, list[Row]] = {
         (
             Wait(1),
             [
-                f"{RANK_1_ENDED_EARLY}\n  | {PEER_CLOSED}",
+                RANK_1_ENDED_EARLY,
                 "all <- Abort",
                 "record: root_cause 1",
                 "conclude: rank 1",

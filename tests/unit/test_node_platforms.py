@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from captured import refused
 from conftest import Run
-from inside import LAUNCHERS, NODE_PLATFORMS, NodePlatform, ranks_per_node
+from inside import LAUNCHERS, NodePlatform, node_platforms, ranks_per_node
 from test_not_alone import DOCUMENTED
 
 from distboot import DistbootError, Placement, detect
 
+NODE_PLATFORMS = node_platforms(LAUNCHERS.values())
 ROWS = {one.name: one for one in NODE_PLATFORMS}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from captured import ALL, Capture, Process, refused
 from conftest import Run
-from inside import NODE_PLATFORMS, detect_here
+from inside import LAUNCHERS, detect_here, node_platforms
 
 from distboot import (
     DistbootError,
@@ -413,7 +413,8 @@ _OF_SEVERAL = {
     if _outcome(environ).get("launcher") != "single"
 }
 _OF_SEVERAL |= {
-    one.name: dict(word.split("=", 1) for word in one.sample.split(" ")) for one in NODE_PLATFORMS
+    one.name: dict(word.split("=", 1) for word in one.sample.split(" "))
+    for one in node_platforms(LAUNCHERS.values())
 }
 
 

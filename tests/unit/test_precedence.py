@@ -3,7 +3,7 @@
 import pytest
 from captured import ALL, one, refused, wrong_numbers
 from documented import tf_config
-from inside import INNERMOST_FIRST, for_launcher, merged, variables
+from inside import LAUNCHERS, for_launcher, merged, variables
 
 from distboot import detect
 
@@ -13,10 +13,11 @@ INTELMPI = "intelmpi-2021.19.0/2nodes_2procs"
 
 
 def test_launcher_names_are_unique_and_documented() -> None:
-    names = [launcher.name for launcher in INNERMOST_FIRST]
-    assert len(set(names)) == len(names)
-    assert names[-1] == "single"
-    assert all(launcher.source and launcher.title for launcher in INNERMOST_FIRST)
+    assert list(LAUNCHERS)[-1] == "single"
+    for name, launcher in LAUNCHERS.items():
+        assert launcher.name == name
+        assert launcher.source
+        assert launcher.title
 
 
 _FIRST = {
