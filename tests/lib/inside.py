@@ -5,6 +5,7 @@ from here, so that moving or renaming a part changes one file.
 """
 
 from distboot import frameworks
+from distboot.agent.claims import Claims
 from distboot.agent.launcher_process import find
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
@@ -37,6 +38,7 @@ from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.membership import JoinTable, build_membership
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
 from distboot.rendezvous.protocol import Frames, decode
+from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
 
@@ -48,6 +50,7 @@ __all__ = [
     "INNERMOST_FIRST",
     "LAUNCHERS",
     "NUMBERS",
+    "Claims",
     "Frames",
     "Go",
     "JoinTable",
@@ -61,6 +64,7 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "alone",
+    "bound_cpus",
     "build_membership",
     "command_error",
     "corrected",
