@@ -9,18 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..base.signals import signal_name
 from ..base.text import escape_control, ranks_said
 from ..job import messages
-from ..job.exit_status import signal_name
+from ..job.first_failure import GATHERING, FailureReport, RootCauseAnalysis
 from ..job.keys import Keys
 from ..job.late import LateWatch
-from ..job.root_cause import (
-    GATHERING,
-    FailureReport,
-    RankState,
-    RootCause,
-    RootCauseAnalysis,
-)
+from ..job.root_cause import RankState, RootCause
 from ..job.stop_agreement import StopAgreement
 from ..rendezvous.connection_pool import Connection
 from ..rendezvous.events import EventLog, own_steps

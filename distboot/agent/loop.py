@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..base.settings import SupervisionSettings
 from ..base.text import first_line
-from ..job.exit_status import ExitStatus, leave
+from ..job.exit_status import ExitStatus
 from ..job.messages import (
     KINDS,
     Failing,
@@ -45,10 +45,10 @@ from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..job.restarts import Restarts
     from .failure_coordinator import FailureCoordinator
     from .failure_reporter import FailureReporter
     from .monitored_process import MonitoredProcess
+    from .restarts import Restarts
 
 # Seconds; torchrun looks 10 times a second who has ended, and lists them in that order
 AFTER_THE_FIRST = 0.15
@@ -411,7 +411,9 @@ class Participant:
             if words:
                 self.say(words, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
             if cause.is_failure and not cause.restarts:
-                leave(cause.text, replaces=True)
+                from . import platform_log  # here, as most jobs end well
+
+                platform_log.write(cause.text, replaces=True)
         self.root_cause = cause  # also again: with the exit code, once that is known
 
 

@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..base.procfs import proc_stat
+from ..base.signals import LAST_RESORT
 from ..base.text import without_secret
 from ..job.exit_status import (
     FATAL,
-    LAST_RESORT,
     ExitStatus,
     UncaughtException,
-    leave,
     shown,
 )
 from ..job.messages import (
@@ -406,7 +405,9 @@ class MonitoredProcess:
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
         if is_first and role.detects and role.root_cause is None and not role.may_restart:
             # Now: with process 1 of a container we end, too
-            leave(from_exit(role.members[self.rank], end, 0.0).text)
+            from . import platform_log  # here, as most scripts end well
+
+            platform_log.write(from_exit(role.members[self.rank], end, 0.0).text)
         if end.crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.describe()}{shown(end.crash)}", self.rank, event="crash")
         return end

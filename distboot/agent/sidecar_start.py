@@ -202,7 +202,7 @@ def _register(file: int, instead: int = 0) -> None:
     at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
     on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
     if os.getpid() == 1:
-        from ..job.exit_status import LAST_RESORT
+        from ..base.signals import LAST_RESORT
 
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
         # _exit(2), which takes the number of the signal as its exit code.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 
 # In clock ticks after boot: proc_pid_stat(5), counted from the state
 _START_TIME = 19
+# Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray;
+# libmpi_abi.so of MPI 5
+MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
 
 
 def proc_stat(process: object = "self") -> list[str]:
@@ -47,3 +51,25 @@ def ends_at(process: int, number: int) -> bool:
         return False
     own_bit = 1 << (number - 1)
     return not kept & own_bit
+
+
+def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
+    """Whether a process or one that it started has a library in memory; False if not known."""
+    pids = [pid]
+    while pids:
+        process = pids.pop()
+        if library.search(_read(f"{process}/maps")):
+            return True
+        children = _read(f"{process}/task/{process}/children")
+        pids += map(int, children.split())
+    return False
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty if the process has ended, or if there is no /proc."""
+    with (
+        suppress(OSError),
+        open(f"/proc/{path}", encoding="utf-8", errors="replace") as file,
+    ):
+        return file.read()
+    return ""

@@ -26,7 +26,7 @@ from ..script.progress import MOST_GROUPS
 from ..script.stop_page import LARGEST
 from .exit_status import ExitStatus
 from .root_cause import RootCause
-from .stacks import Stacks
+from .stacks import Stacks, waits
 
 _count = integer(most=LARGEST)
 
@@ -142,6 +142,15 @@ class Position:
     def is_held(self) -> bool:
         """Whether it cannot go on, as far as is known: stopped, or in the kernel."""
         return self.stacks is not None and bool(self.stacks.state)
+
+    @property
+    def has_frames(self) -> bool:
+        return self.stacks is not None and bool(self.stacks.main)
+
+    @property
+    def is_in_wait(self) -> bool:
+        """Whether it is in a function that waits for other processes."""
+        return self.stacks is not None and waits(self.stacks)
 
 
 KINDS = (

@@ -34,7 +34,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..base.text import escape_control, format_address
-from .foreign import CLIENTS, identify
 from .messages import LONGEST_TEXT, Refused
 from .protocol import (
     Channel,
@@ -315,6 +314,8 @@ class ConnectionPool:
         """
         if peer.welcomed:
             return ""
+        from .foreign import CLIENTS, identify  # here, as few jobs need it
+
         found = identify(CLIENTS, peer.frames.pending)
         if found is None:
             return ""

@@ -33,7 +33,6 @@ from typing import Any
 from ..base.errors import DistbootError
 from ..base.text import format_address, short_repr
 from ..host.network import Backoff, is_this_host, look_up
-from . import foreign
 from .connection_pool import DetachedConnection
 from .membership import (
     COME_BACK,
@@ -59,6 +58,10 @@ from .protocol import (
     most_from_rank_0,
     random_nonce,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import foreign
 
 # Seconds for an unknown process to answer, which double: rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0
@@ -244,6 +247,8 @@ class Worker:
 
     def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
         """What listens there, if it is not distboot. A silent process is asked later."""
+        from . import foreign  # here and below, as few jobs need it
+
         received = self._frames.pending
         if foreign.identify(foreign.SERVERS, received) is not None:
             received = foreign.read_more(connection, received)
@@ -274,6 +279,8 @@ class Worker:
         """Ask a silent process what it is; the failure with the answer."""
         if not isinstance(failure, _SilentError):
             return failure
+        from . import foreign
+
         found = foreign.probe(self._address)
         if found is not None:
             self._asked[self._address] = found

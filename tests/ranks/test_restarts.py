@@ -15,10 +15,11 @@ from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import ENDS, Job, Start, raised, until
 
+from distboot.agent.restarts import Restarts
 from distboot.agent.supervisor import _end_orphans
+from distboot.base.procfs import MPI_LIBRARY
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
-from distboot.job.restarts import MPI_LIBRARY, Restarts
 from distboot.job.root_cause import RankState, from_exit
 from distboot.rendezvous.membership import EarlierAgent, describe_earlier
 from distboot.rendezvous.messages import Refused

@@ -75,7 +75,7 @@ def _tell_of_mpi() -> None:
     with contextlib.suppress(Exception), open("/proc/self/maps", encoding="utf-8") as file:
         import ctypes
 
-        from ...job.restarts import MPI_LIBRARY  # here, as it loads more than a script needs
+        from ...base.procfs import MPI_LIBRARY  # here, as it loads more than a script needs
 
         for path in {line.split()[-1] for line in file if MPI_LIBRARY.search(line)}:
             flag = ctypes.c_int(0)
