@@ -35,10 +35,8 @@ from ..base.text import format_address, short_repr
 from ..host.network import Backoff, is_this_host, look_up
 from .connection_pool import DetachedConnection
 from .membership import (
-    COME_BACK,
     JoinPlan,
     Membership,
-    describe_earlier,
 )
 from .messages import (
     ONE_DISTBOOT,
@@ -385,6 +383,8 @@ class Worker:
         text = f"{self._unit} 0 did not answer at {where} within {plan.join_timeout:g} s: {why}"
         if self._refusal not in ("", str(why)):
             text += f"; before that, {self._refusal}"
+        from .earlier import describe_earlier  # here and below, as few jobs need it
+
         rank_0 = [agent for agent in plan.earlier if agent.number == 0]
         text += describe_earlier(rank_0, self._unit)
         if isinstance(why, _UnresolvedError):
@@ -399,6 +399,8 @@ class Worker:
         if self._refusal:
             return self._remedy
         if self._plan.earlier:
+            from .earlier import COME_BACK
+
             return COME_BACK
         unit = self._unit
         hint = (

@@ -27,7 +27,8 @@ from ..rendezvous.events import (
     JobState,
     slowest,
 )
-from ..rendezvous.membership import Membership, node_size
+from ..rendezvous.membership import Membership
+from ..rendezvous.numbering import node_size
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known

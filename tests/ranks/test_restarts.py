@@ -21,7 +21,8 @@ from distboot.base.procfs import MPI_LIBRARY
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.root_cause import RankState, from_exit
-from distboot.rendezvous.membership import EarlierAgent, describe_earlier
+from distboot.rendezvous.earlier import describe_earlier
+from distboot.rendezvous.membership import EarlierAgent
 from distboot.rendezvous.messages import Refused
 
 _ROUND = """

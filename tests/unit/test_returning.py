@@ -28,7 +28,8 @@ from distboot.job.messages import (
 from distboot.job.root_cause import ranks_of
 from distboot.rendezvous.connection_pool import Connection
 from distboot.rendezvous.events import EventLog, JobState
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     BARRIER,
     Arrive,

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from distboot import DistbootError, Placement, detect
 from distboot.detection import signs
 from distboot.detection.detect import LAUNCHERS
-from distboot.rendezvous.membership import JoinTable, build_membership
+from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import WorkerInfo
+from distboot.rendezvous.numbering import build_membership
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
 _ENOUGH = {name: [tuple(map(str, one.numbers[:2]))] for name, one in LAUNCHERS.items()}
