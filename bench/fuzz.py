@@ -19,7 +19,6 @@ with atheris.instrument_imports(include=["distboot", "json"]):
     import json  # noqa: F401 - TF_CONFIG's reader imports it when it is called
 
     from distboot.base.errors import DistbootError
-    from distboot.detection.detect import read_placement
     from distboot.detection.launchers.tf_config import TF_CONFIG
     from distboot.detection.parse import (
         expand_counts,
@@ -29,6 +28,7 @@ with atheris.instrument_imports(include=["distboot", "json"]):
         parse_address,
         parse_port,
     )
+    from distboot.detection.readings import read_placement
 
 
 def _hosts(text: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .base.errors import DistbootError
-from .base.limits import seconds
+from .base.setting_readers import Given, seconds
 from .base.text import (
     escape_control,
     first_line,
@@ -294,7 +294,8 @@ class Context:
     def _first(
         self, what: str, timeout: float, node: int | None, *, goes_first: bool
     ) -> Iterator[None]:
-        timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
+        text = f"{what.removesuffix('()')}(timeout={short_repr(timeout)})"
+        timeout = seconds(Given(text, timeout, "usage"))
         self._refuse_closed(what)
         if node is not None:  # rank 0 waits there for the first processes of all nodes
             self._refuse_inside(what, "main_first()")

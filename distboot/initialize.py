@@ -13,15 +13,20 @@ from typing import NamedTuple
 from . import frameworks
 from .base import settings
 from .base.errors import DistbootError, with_rank
-from .base.limits import seconds
+from .base.setting_readers import given_by_option, seconds
 from .base.text import log_line, short_repr
 from .context import Context, who_of
-from .detection import export, inherited, surroundings
+from .detection import inherited, surroundings
 from .detection.export import EnvTransaction, thread_variables
 from .detection.here import detect_here
+from .detection.local_rank_option import (
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
 from .rendezvous.events import GROUP
-from .script import error_exit
-from .script.preemption import is_mentioned
+from .script.mentions import mentions_preempted
+from .startup import bound_cpus
 from .startup.exit_report import report_error_at_exit, report_exception_at_exit
 from .startup.meeting import Call, meeting, met_in_wrapper
 from .startup.refusals import refuse_process, refuse_spawned
@@ -94,13 +99,15 @@ def init(
     try:
         limit = None
         if timeout is not None:
-            limit = seconds(f"timeout={short_repr(timeout)}", timeout)
+            limit = seconds(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
         join_limit = settings.join_timeout_setting(join_timeout)
         with _one_at_a_time():
             return _current_or_new(options, launcher, join_limit, pass_local_rank)
     except DistbootError as error:
         report_error_at_exit(error, has_context=lambda: _current is not None)
+        from .script import error_exit  # here, as most calls succeed
+
         error_exit.install()
         # Without the lines of this package: the cause is in the script or outside
         raise error.with_traceback(None) from None
@@ -205,6 +212,7 @@ def _checked(call: Call) -> tuple[Call, bool]:
     settings.warn_of_unknown(os.environ, placement.rank, placement.who)
     if not outer.fields:  # otherwise the wrapper has warned
         call = _warned_of_unused(call)
+        bound_cpus.warn_of_rank(placement, os.environ)
     return call, bool(outer.met)
 
 
@@ -248,10 +256,11 @@ def _listen(context: Context, call: Call) -> None:
     preemption = context._preemption  # noqa: SLF001 - of this package
     supervision = call.supervision
     preemption.listen(supervision.stop_signals)
-    if is_mentioned():  # handle a stop before the script's first read
+    if mentions_preempted():  # handle a stop before the script's first read
         preemption.expect_reads()
-    preemption.request_at(supervision.stop_at, "the job ends soon")
-    preemption.request_at_notice(supervision.stop_notice, supervision.notice_address)
+    preemption.request_on_events(
+        supervision.stop_at, supervision.stop_notice, supervision.notice_address
+    )
 
 
 def _refuse_different(held: _Current, options: frameworks.Options, launcher: str | None) -> None:
@@ -280,10 +289,10 @@ def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: b
         return
     given = sys.argv[1:]
     if pass_local_rank:
-        sys.argv[1:] = export.with_local_rank(given, held.local_rank)
+        sys.argv[1:] = with_local_rank(given, held.local_rank)
     elif pass_local_rank is False:
-        sys.argv[1:] = export.without_local_rank(given)
+        sys.argv[1:] = without_local_rank(given)
     elif given and is_new:
-        warning = export.wrong_local_rank(given, held.local_rank)
+        warning = wrong_local_rank(given, held.local_rank)
         if warning is not None:
             log_line(who_of(held.context), warning)

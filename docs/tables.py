@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,9 @@ import distboot
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL
 from distboot.base.settings import SETTINGS, Setting
-from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
+from distboot.detection.order import LAUNCHERS, node_platforms
 from distboot.detection.placement import PLATFORMS, Platform
 from distboot.script.patches import GROUPS
 
@@ -116,7 +116,7 @@ def _errors() -> str:
     return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
 
 
-def _recognised(kind: str, records: tuple[Launcher, ...] | tuple[Platform, ...]) -> str:
+def _recognised(kind: str, records: Iterable[Launcher | Platform]) -> str:
     rows = [f"| name | {kind} | recognised by | facts from |", "|---|---|---|---|"]
     for known in records:
         markers = ", ".join(f"`{marker}`" for marker in known.markers) or "no trace of any of these"
@@ -128,7 +128,7 @@ def _of_launchers() -> str:
     """Which variables are read for each launcher: all that its file or record names, the markers first."""
     files = list((PACKAGE / "detection" / "launchers").glob("[a-z]*.py"))
     rows = ["| launcher | variables |", "|---|---|"]
-    for known in INNERMOST_FIRST:
+    for known in LAUNCHERS.values():
         (file,) = (path for path in files if known.name.upper() in _defined(path))
         found = variables(file, known.name.upper())
         names = [f"**`{name}`**" for name in known.markers] + [
@@ -142,7 +142,7 @@ def _of_launchers() -> str:
 def _of_nodes() -> str:
     """The platforms that number nodes: what is read, and what to type."""
     sections = []
-    for known in NODE_PLATFORMS:
+    for known in node_platforms(LAUNCHERS.values()):
         sections += [
             f"### {known.title}",
             "",
@@ -268,7 +268,7 @@ def _help() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "launchers": lambda: _recognised("launcher", INNERMOST_FIRST),
+    "launchers": lambda: _recognised("launcher", LAUNCHERS.values()),
     "platforms": lambda: _recognised("platform", PLATFORMS),
     "errors": _errors,
     "variables of launchers": _of_launchers,

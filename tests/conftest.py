@@ -118,9 +118,15 @@ def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
         if train is not None:
             (tmp_path / "train.py").write_text(train)
         return subprocess.run(
-            command, env={**clean_env, **env}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            command,
+            env={**clean_env, **env},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
     return run_it
 

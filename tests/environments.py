@@ -35,11 +35,29 @@ _AT_ONCE = 2
 TOOLS = ("pytest", "hypothesis", "pyyaml")
 # What needs no framework and takes no long waits: some 30 seconds.
 QUICK = (
-    "agent_socket", "api", "captures", "command_line", "deadline", "documented", "doctor", "doctor_checks",
-    "error_texts", "layers", "supervision_sides", "node_level",
-    "plain_and_platforms", "precedence", "readers", "rendezvous", "rendezvous_hostile",
-    "rendezvous_wire", "membership_and_inherited", "tf_config", "threads", "wrapper",
-)  # fmt: skip
+    "agent_socket",
+    "api",
+    "captures",
+    "command_line",
+    "deadline",
+    "documented",
+    "doctor",
+    "doctor_checks",
+    "error_texts",
+    "layers",
+    "supervision_sides",
+    "node_level",
+    "plain_and_platforms",
+    "precedence",
+    "readers",
+    "rendezvous",
+    "rendezvous_hostile",
+    "rendezvous_wire",
+    "membership_and_inherited",
+    "tf_config",
+    "threads",
+    "wrapper",
+)
 
 
 @dataclass(frozen=True)
@@ -220,7 +238,10 @@ def tried(
     python = interpreter(wanted.python)
     if python is None:
         print(
-            f"distboot: {wanted.name}: skipped, there is no Python {wanted.python} with ensurepip here",
+            (
+                f"distboot: {wanted.name}: skipped, there is no Python "
+                f"{wanted.python} with ensurepip here"
+            ),
             flush=True,
         )
         return
@@ -236,9 +257,13 @@ def tried(
         title = f"{name} {there[name]}" if name else "no framework"
         with tests_of(sdist) as folder, tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
-                [python, "-m", "pytest", "-q", "-rf", *(arguments or files)], cwd=folder, env=environ, stdout=output,
-                stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
+                [python, "-m", "pytest", "-q", "-rf", *(arguments or files)],
+                cwd=folder,
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
             output.seek(0)
             text = output.read()
         result = re.sub(r" in [\d.]+s.*", "", text.strip().rpartition("\n")[2]).strip("= ")
@@ -270,10 +295,8 @@ def here(arguments: Sequence[str]) -> int:
         install(sys.executable, wheel)
         with tests_of(sdist) as tests:
             print(f"distboot: testing {wheel.name}", flush=True)
-            pytest, environ = (
-                [sys.executable, "-m", "pytest"],
-                environment(sys.executable, sdist.parent),
-            )
+            pytest = [sys.executable, "-m", "pytest"]
+            environ = environment(sys.executable, sdist.parent)
             return subprocess.run(
                 [*pytest, *arguments], cwd=tests, env=environ, check=False
             ).returncode

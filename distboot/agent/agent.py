@@ -1,84 +1,42 @@
-"""The agent of one rank or several, once all have met: it owns their connections, and serves their scripts."""
+"""The agent of one rank or several, once all have met: it owns their connections.
+
+An agent is put together here: its side of failure detection, the loop that calls it, the server of
+its scripts, and what this agent alone watches (the process of its launcher, notices of the cloud).
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
+import gc
 import socket
-import struct
 import threading
 import time
-from array import array
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from ..base.errors import DistbootError
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
-from ..job.keys import Keys
-from ..job.root_cause import ranks_of
+from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
-from ..rendezvous.join import Joined, PortInUse, listening
+from ..rendezvous.join import Joined
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import (
-    Arrive,
-    AskStacks,
-    Failed,
-    Go,
-    Leave,
-    Ready,
-    RequestStop,
-    ShowStacks,
-    as_problem,
-)
-from ..rendezvous.protocol import (
-    BEFORE_AUTHENTICATION,
-    Frames,
-    ProtocolError,
-    most_from_rank_0,
-)
+from ..rendezvous.messages import RequestStop
+from ..rendezvous.protocol import BEFORE_AUTHENTICATION, most_from_rank_0
 from ..rendezvous.worker import Worker
-from . import link as local
-from .failure_coordinator import FailureCoordinator
-from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
-from .loop import Answer, EventLoop
-from .returning import Returning
+from .loop import EventLoop
+from .script_server import ScriptServer, job_mark
 
-_EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
-_POLL_INTERVAL = 1.0  # seconds, where the kernel does not tell that a process has ended
-_SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
-_MOST_SESSIONS = 64  # of one rank
-_MOST_STRANGERS = 256  # several turns: a script has the time to show its token
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .claims import Claims
+    from .failure_coordinator import FailureCoordinator
+    from .failure_reporter import FailureReporter
+
+_EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
+_POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
 _LONGEST_NOTICE = 200  # bytes
-_WAITING = 256  # connections that it has not accepted yet
-_ACCEPTED_AT_ONCE = 64
-CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """A connection of a script; its rank is known once it has proved that it is ours."""
-
-    socket: socket.socket
-    frames: Frames
-    rank: int | None
-
-    def send(self, message: object, *files: int) -> None:
-        """Send a message, with open files."""
-        try:
-            data, sent = local.OPEN.sign(message), 0
-            if files:
-                sent = self.socket.sendmsg(
-                    [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))]
-                )
-            self.socket.sendall(data[sent:])
-        except OSError:  # it has ended, or does not read: half an answer is of no use
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Agent:
@@ -95,107 +53,143 @@ class Agent:
         assert joined.result is not None
         assert joined.side is not None
         membership = joined.result.membership
-        self._joined, self._result = joined, joined.result
-        self._coordinator = joined.side if isinstance(joined.side, Coordinator) else None
-        self.ranks = membership.agents[joined.plan.own.rank]
+        own = joined.plan.own.rank
+        self._joined = joined
+        self._settings = settings
+        self.ranks = membership.agents[own]
         self.role = participant_of(
-            joined.plan.own.rank, membership, joined.side, settings, held=held
+            own,
+            membership,
+            joined.side,
+            settings,
+            held=held,
         )
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
+        self._claims: Claims | None = None
+        self.role.claim = self._claim
         self.loop = EventLoop(self.role)
-        if isinstance(self.role, FailureReporter):
-            self._let_return(self.role, membership)
-        if self._coordinator is not None:
-            server = self._coordinator
-            assert isinstance(self.role, FailureCoordinator)
-            server.resume = self.role.take_back
-            server.greeted = self.role.expect_return
-            self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
-        if settings.stop_at is not None:
-            self.loop.call_at(
-                time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop
-            )
-        self._over = threading.Event()  # set once this agent needs no more notices
-        if settings.stop_notice and self.ranks[0] in {node[0] for node in membership.nodes}:
-            self._watch_notices(settings)
-        self._sessions: list[_Session] = []
-        self._listener: socket.socket | None = None
-        self._name = ""  # at which it listens
-        self._tokens = {rank: os.urandom(16).hex() for rank in self.ranks}
-
-    def _let_return(self, role: FailureReporter, membership: Membership) -> None:
-        """Let this agent come back to rank 0's over another connection, where that takes it back."""
-        connection = next(iter(role.peers), None)
-        if connection is None or not membership.resume_port:
-            return
-        with suppress(OSError):  # it has ended already
-            host, _ = socket.getnameinfo(
-                connection.socket.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-            )
-            plan = self._joined.plan
-            role.returning = returning = Returning(plan, host, membership.resume_port)
-            role.round = membership.round
-            self.loop.add_reader(returning.woken.fileno(), lambda _: None)  # `turn` looks
-
-    def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
-        """Take what the script of a rank says on this socket; None: it has to show its token first."""
-        session = _Session(
-            connection, Frames(local.FROM_STRANGERS if rank is None else local.FROM_SCRIPTS), rank
+        self.scripts = ScriptServer(
+            joined,
+            self.ranks,
+            self.role,
+            self.loop,
         )
-        self._sessions.append(session)
-        connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
-        self.loop.add_reader(connection.fileno(), partial(self._read, session))
-        return session
+        self.coordinator: FailureCoordinator | None = None  # on rank 0
+        if isinstance(joined.side, Coordinator):
+            self._accept_returning(joined.side)
+        else:
+            self._let_return(membership)
+        self._is_over = threading.Event()  # set once this agent needs no more notices
+        self._expect_stops(membership)
 
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""
         if launcher.file is None:
             self._poll_launcher(launcher)
-        else:
-            self.loop.add_reader(launcher.file, partial(self._launcher_ended, launcher))
+            return
+        self.loop.add_reader(
+            launcher.file,
+            partial(self._launcher_ended, launcher),
+        )
+
+    def close(self) -> None:
+        """The loop is over."""
+        self._is_over.set()
+        self.scripts.close()
+        if self._claims is not None:
+            self._claims.close()
+
+    def _claim(self, topic: str) -> bool:
+        """Whether this agent is the one of its node that prints what all of them know."""
+        if self._claims is None:
+            from .claims import Claims  # here, as most jobs end well
+
+            result = self._joined.result
+            assert result is not None
+            node = result.membership.node_of()[self.ranks[0]]
+            mark = job_mark(self._joined.plan.job, result.port)
+            self._claims = Claims(f"{mark}-{result.membership.round}-{node}")
+        return self._claims.claim(topic)
+
+    def _accept_returning(self, server: Coordinator) -> None:
+        """Take other agents back that return over another connection."""
+        from .failure_coordinator import FailureCoordinator
+
+        assert isinstance(self.role, FailureCoordinator)
+        self.coordinator = self.role
+        server.resume = self.role.take_back
+        server.greeted = self.role.expect_return
+        self.loop.add_reader(
+            server.pool.fileno(),
+            lambda _: server.serve(),
+        )
+
+    def _let_return(self, membership: Membership) -> None:
+        """Let this agent return to rank 0's over another connection, if that takes it back."""
+        from .failure_reporter import FailureReporter
+        from .returning import Returning
+
+        assert isinstance(self.role, FailureReporter)
+        connection = next(iter(self.role.peers), None)
+        if connection is None or not membership.resume_port:
+            return
+        with suppress(OSError):  # it has ended already
+            host, _ = socket.getnameinfo(
+                connection.socket.getpeername(),
+                socket.NI_NUMERICHOST | socket.NI_NUMERICSERV,
+            )
+            returning = Returning(
+                self._joined.plan,
+                host,
+                membership.resume_port,
+            )
+            self.role.returning = returning
+            self.role.round = membership.round
+            # Only wakes the loop up: `turn` polls
+            self.loop.add_reader(
+                returning.woken.fileno(),
+                lambda _: None,
+            )
 
     def _poll_launcher(self, launcher: LauncherProcess) -> None:
         now = time.monotonic()
         if launcher.has_ended():
             self._launcher_ended(launcher, now)
-        else:
-            self.loop.call_at(now + _POLL_INTERVAL, partial(self._poll_launcher, launcher))
+            return
+        self.loop.call_at(
+            now + _POLL_INTERVAL,
+            partial(self._poll_launcher, launcher),
+        )
 
     def _launcher_ended(self, launcher: LauncherProcess, now: float) -> None:
         if launcher.file is not None:
             self.loop.remove_reader(launcher.file)
         if launcher.has_left_rank():
             self.role.orphaned(launcher.text, now)
-            self.loop.call_at(now + _EXPLANATION, partial(self.role.stop_orphans, launcher.text))
+            self.loop.call_at(
+                now + _EXPLANATION,
+                partial(self.role.stop_orphans, launcher.text),
+            )
 
-    def open(self) -> None:
-        """Let the scripts find us."""
-        plan = self._joined.plan
-        mark = hashlib.sha256(f"{plan.job}:{self._result.port}".encode()).hexdigest()[:8]
-        job = "-".join(filter(None, (local.socket_name(plan.name), mark)))
-        self._name = f"{local.PREFIX}{job}-{os.urandom(8).hex()}"
-        self._listener = listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0{self._name}")
-        listener.listen(_WAITING)
-        listener.setblocking(False)
-        self.loop.add_reader(listener.fileno(), partial(self._accept, listener))
-
-    def variable(self, rank: int) -> str:
-        """What lets the script of a rank find us, once we are open."""
-        return self._name and f"{self._name}:{self._tokens[rank]}"
-
-    def close(self) -> None:
-        """The loop is over, and who waits for an answer finds the connection closed."""
-        self._over.set()
-        for each in (self._listener, *(session.socket for session in self._sessions)):
-            if each is not None:
-                each.close()
+    def _expect_stops(self, membership: Membership) -> None:
+        """Request a stop when the settings say so: before the end, or at a notice of the cloud."""
+        stop_at = self._settings.stop_at
+        if stop_at is not None:
+            left = max(stop_at - time.time(), 0.0)
+            self.loop.call_at(time.monotonic() + left, self._request_stop)
+        first_of_nodes = {node[0] for node in membership.nodes}
+        if self._settings.stop_notice and self.ranks[0] in first_of_nodes:
+            self._watch_notices()
 
     def _request_stop(self, why: str = "the job ends soon") -> None:
-        self.role.take(self.ranks[0], RequestStop(why), time.monotonic())
+        self.role.take(
+            self.ranks[0],
+            RequestStop(why),
+            time.monotonic(),
+        )
 
-    def _watch_notices(self, settings: SupervisionSettings) -> None:
+    def _watch_notices(self) -> None:
         """Ask for notices that this machine will be taken away; one agent of each node does."""
         from ..script.stop_notices import watch  # here, as few jobs do
 
@@ -205,142 +199,21 @@ class Agent:
         def receive(_now: float) -> None:
             self.loop.remove_reader(ours.fileno())
             with ours:
-                self._request_stop(ours.recv(_LONGEST_NOTICE).decode())
+                notice = ours.recv(_LONGEST_NOTICE)
+            self._request_stop(notice.decode())
 
-        def ask(why: str) -> None:
+        def report(why: str) -> None:
             with its:
                 its.sendall(why.encode())
 
         self.loop.add_reader(ours.fileno(), receive)
-        watch(settings.stop_notice, settings.notice_address, ask, self.role.say, self._over)
-
-    def _accept(self, listener: socket.socket, _now: float) -> None:
-        with suppress(OSError):
-            for _ in range(_ACCEPTED_AT_ONCE):
-                connection = listener.accept()[0]
-                strangers = [each for each in self._sessions if each.rank is None]
-                if len(strangers) >= _MOST_STRANGERS:  # the oldest one has had most of the time
-                    self._drop(strangers[0])
-                self.serve(connection)
-
-    def _read(self, session: _Session, now: float) -> None:
-        try:
-            data = session.socket.recv(1 << 16)
-            for frame in session.frames.feed(data):
-                self._take(
-                    session, local.OPEN.verify(frame, session.frames, *local.FROM_SCRIPT), now
-                )
-        except (OSError, ProtocolError):
-            data = b""
-        if not data:
-            self._drop(session)
-
-    def _drop(self, session: _Session) -> None:
-        if session in self._sessions:  # else it was dropped already
-            self._sessions.remove(session)
-            self.loop.remove_reader(session.socket.fileno())
-            session.socket.close()
-
-    def _take(self, session: _Session, message: object, now: float) -> None:
-        rank = session.rank
-        if isinstance(message, local.Attach):
-            self._attach(session, message)
-        elif isinstance(message, AskStacks):
-            self._ask_stacks(session, message, now)
-        elif rank is None:
-            raise ProtocolError("says something before it has shown the token")
-        else:
-            self._take_from(rank, session, message, now)
-
-    def _take_from(self, rank: int, session: _Session, message: object, now: float) -> None:
-        match message:
-            case Ready() | Arrive():
-                self.role.ask(rank, message, partial(self._answer, session), now)
-            case Leave():
-                self._close_context(rank, session)
-                self.role.take(rank, message, now)
-            case RequestStop():
-                self.role.take(rank, message, now)
-            case local.Listen():
-                self._give_listener(session, rank)
-            case local.Keep():
-                self._keep_listener(rank)
-            case local.AskLog():
-                session.send(local.Log(tuple(self._joined.log() or ())))
-            case local.Finish():
-                self._finish(now)
-
-    def _close_context(self, rank: int, session: _Session) -> None:
-        if rank == self.ranks[0]:
-            self._joined.release_port()
-        self._end_wait(rank)
-        self.role.stops.close(rank)
-        session.send(local.Listening())
-
-    def _keep_listener(self, rank: int) -> None:
-        if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
-            self._coordinator.pool.accept_again()
-
-    def _finish(self, now: float) -> None:
-        if self.role.held:
-            raise ProtocolError("cannot end the agent of a wrapper")
-        self.role.leave()
-        self.role.turn(now)
-
-    def _end_wait(self, rank: int) -> None:
-        """Fail the wait of a thread of the script while another one closes the context."""
-        wait = self.role.waiting.pop(rank, None)
-        if wait is not None:
-            problem = f"{wait.key.text}: this rank closed its context while it waited"
-            error = DistbootError("usage", problem, "close it once no thread waits any more")
-            wait.reply(Failed(as_problem(error), wait.key))
-
-    def _answer(self, session: _Session, message: Answer) -> None:
-        """Answer a script; one that begins gets the page in which it says how far it is."""
-        page = (
-            self.role.stops.new(session.rank or 0, stops=message.stops)
-            if isinstance(message, Go)
-            else None
+        watch(
+            self._settings.stop_notice,
+            self._settings.notice_address,
+            report,
+            self.role.say,
+            self._is_over,
         )
-        if page is None:
-            session.send(message)
-        else:
-            session.send(message, page)
-            os.close(page)
-
-    def _attach(self, session: _Session, message: local.Attach) -> None:
-        given = message.token.encode(errors="replace")
-        found = (
-            rank
-            for rank, token in self._tokens.items()
-            if hmac.compare_digest(given, token.encode())
-        )
-        rank = next(found, None)
-        if rank is None:
-            raise ProtocolError("is not the script of a rank of this agent")
-        if sum(other.rank == rank for other in self._sessions) >= _MOST_SESSIONS:
-            raise ProtocolError("has too many connections")
-        session.rank = rank
-        session.frames.most = local.FROM_SCRIPTS
-        session.send(self._result)
-
-    def _ask_stacks(self, session: _Session, message: AskStacks, now: float) -> None:
-        """Say where all ranks are, to a process of the same user."""
-        peer = session.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        _, user, _ = CREDENTIALS.unpack(peer)
-        pids = {0, os.getpid(), *(member.pid for member in self.role.own)}
-        if user not in (0, os.geteuid()) or message.pid not in pids:
-            raise ProtocolError("wants to know what is not for it")
-        self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
-
-    def _give_listener(self, session: _Session, rank: int) -> None:
-        listener = self._joined.take_listener() if rank == 0 else None
-        if listener is None and rank == 0:  # the wrapper has left the port to its script
-            with suppress(PortInUse):
-                listener = listening(self._result.port)
-        session.send(local.Listening(), *([] if listener is None else [listener.fileno()]))
-        if listener is not None:
-            listener.close()
 
 
 def participant_of(
@@ -351,27 +224,74 @@ def participant_of(
     *,
     held: bool,
 ) -> FailureCoordinator | FailureReporter:
-    """Rank 0's side of failure detection, or that of another agent, on the connections of the rendezvous."""
-    bound, agents, ranks = membership.heartbeat_timeout, membership.agents, ranks_of(membership)
-    most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
-    connection_of: dict[int, HeartbeatConnection] = {}
-    for other, link, channel in side.detach_all():
-        # What was said in another one is refused
-        of_round = replace(channel, round=membership.round)
-        connection_of |= dict.fromkeys(
-            agents[other], HeartbeatConnection(link, of_round, bound, most)
-        )
-    unit = f"{'node' if membership.by_node else 'rank'} {agent}"
+    """An agent's side of failure detection, on the connections of the rendezvous.
+
+    Each process loads one of the two sides.
+    """
+    unit = "rank"
+    if membership.by_node:
+        unit = "node"
+    # What the meeting has made stays as long as the job: the collector of cycles need not look at
+    # it again and again
+    gc.freeze()
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
-        log_line(unit if rank is None else f"rank {rank}", text, event, **more)
+        who = f"{unit} {agent}"
+        if rank is not None:
+            who = f"rank {rank}"
+        if text.startswith(f"{who} failed first"):
+            text = text.removeprefix(f"{who} ")  # the line begins with it
+        log_line(who, text, event, **more)
 
+    ranks = ranks_of(membership)
+    connection_of = _connection_of(agent, membership, side)
     if isinstance(side, Coordinator):
+        from ..job.keys import Keys
+        from .failure_coordinator import FailureCoordinator
+
         return FailureCoordinator(
-            ranks, connection_of, settings, held, say, bound=bound, membership=membership, log=side.log,
+            ranks,
+            connection_of,
+            settings,
+            held,
+            say,
+            bound=membership.heartbeat_timeout,
+            membership=membership,
+            log=side.log,
             keys=Keys(membership, side.table, say),
-            # What comes then may be for a store of the script, or its next attempt
+            # What connects then may be meant for a store of the script, or its next attempt
             started=side.pool.accept_no_more,
-        )  # fmt: skip
-    known = [ranks[rank] for rank in (0, *agents[agent])]
-    return FailureReporter(known, connection_of, settings, held, say, bound=bound)
+        )
+    from .failure_reporter import FailureReporter
+
+    known: list[RankState] = [ranks[rank] for rank in (0, *membership.agents[agent])]
+    return FailureReporter(
+        known,
+        connection_of,
+        settings,
+        held,
+        say,
+        bound=membership.heartbeat_timeout,
+    )
+
+
+def _connection_of(
+    agent: int,
+    membership: Membership,
+    side: Coordinator | Worker,
+) -> dict[int, HeartbeatConnection]:
+    """By rank of another agent, the connection to that agent."""
+    most = BEFORE_AUTHENTICATION
+    if agent != 0:
+        most = most_from_rank_0(membership.world_size)
+    found: dict[int, HeartbeatConnection] = {}
+    for other, link, channel in side.detach_all():
+        connection = HeartbeatConnection(
+            link,
+            replace(channel, round=membership.round),  # messages of other rounds are refused
+            membership.heartbeat_timeout,
+            most,
+        )
+        for rank in membership.agents[other]:
+            found[rank] = connection
+    return found

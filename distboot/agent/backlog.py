@@ -7,7 +7,6 @@ kept: it can be read also after the end of a connection.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from ..rendezvous.protocol import Broadcast, ProtocolError
@@ -21,7 +20,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self.sent = 0  # messages, ever
-        self.messages: deque[tuple[int, Broadcast]] = deque()  # that are kept
+        # That are kept. A list, as an empty one is small, and there is one for each of 10,000 peers
+        self.messages: list[tuple[int, Broadcast]] = []
         self._size = 0
 
     def __iter__(self) -> Iterator[tuple[int, Broadcast]]:
@@ -29,14 +29,16 @@ class Backlog:
 
     @property
     def is_long(self) -> bool:
-        return len(self.messages) >= _MANY and self.sent % _MANY == 0
+        if len(self.messages) < _MANY:
+            return False
+        return self.sent % _MANY == 0
 
     def add(self, rank: int, message: Broadcast) -> None:
         self.sent += 1
         self.messages.append((rank, message))
         self._size += message.size
         while self._size > _MOST:
-            self._drop()
+            self._drop(1)
 
     def clear(self) -> None:
         """The peer's kernel has everything."""
@@ -47,12 +49,11 @@ class Backlog:
         """The peer has received so many messages; `ProtocolError`: it lacks some that are not kept any more."""
         first = self.sent - len(self.messages)
         if not first <= received <= self.sent:
-            raise ProtocolError(
-                f"has received {received} of {self.sent} messages, and those before {first} are not kept"
-            )
-        for _ in range(received - first):
-            self._drop()
+            what = f"{received} of {self.sent} messages"
+            raise ProtocolError(f"has received {what}, and those before {first} are not kept")
+        self._drop(received - first)
 
-    def _drop(self) -> None:
-        _, message = self.messages.popleft()
-        self._size -= message.size
+    def _drop(self, count: int) -> None:
+        for _, message in self.messages[:count]:
+            self._size -= message.size
+        del self.messages[:count]

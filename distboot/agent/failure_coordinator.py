@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..base.signals import signal_name
-from ..base.text import escape_control, ranks_said
+from ..base.process import signal_name
+from ..base.text import escape_control, ranks_said, writes_json
 from ..job import messages
 from ..job.first_failure import GATHERING, FailureReport, RootCauseAnalysis
 from ..job.keys import Keys
@@ -41,12 +41,13 @@ from .heartbeat import (
     HeartbeatConnection,
     close_gracefully,
 )
-from .loop import (
+from .participant import (
     AFTER_THE_FIRST,
-    DISCONNECTED,
+    CAUSE,
     Answer,
     Participant,
 )
+from .peer_watch import DISCONNECTED
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
@@ -352,6 +353,7 @@ class FailureCoordinator(Participant):
                 is_asked=is_asked,
                 is_orphaned=self.is_orphaned,
             )
+        self.claim(CAUSE)
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)
         if said is not None:
@@ -380,8 +382,13 @@ class FailureCoordinator(Participant):
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
 
     def _words_for(self, cause: RootCause) -> str:
-        """The traceback, too, where it is that of another agent's rank: ours print their own."""
-        return cause.headline if self._is_own(cause) else cause.text
+        """The headline, and what follows it, unless the rank that failed prints that on this node, too."""
+        first = self.members[cause.ranks[0]]
+        is_here = first.node_rank == self.own[0].node_rank
+        has_printed = first.failing is not None or first.end is not None
+        if is_here and has_printed and not writes_json():
+            return cause.headline
+        return cause.text
 
     def ask_ranks(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""

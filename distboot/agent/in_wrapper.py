@@ -1,4 +1,8 @@
-"""The agent in the wrapper: a thread beside its loop on signals, which watches the children."""
+"""The agent in the wrapper: a thread beside its loop on signals, which watches the children.
+
+The main thread calls the methods here; what they change belongs to the agent's thread, which they
+wake up (`_call`). What they read there is set once.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import os
 import queue
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
+from ..base.process import Process
 from ..base.settings import SupervisionSettings
 from ..base.threads import start_without_signals
 from ..job.exit_status import ExitStatus, shown
@@ -18,9 +25,9 @@ from ..rendezvous.membership import EarlierAgent
 from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
 from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
-from .failure_coordinator import FailureCoordinator
+from .hook_reader import HookReader
 from .link import VARIABLE, AgentLink
-from .monitored_process import HookReader, MonitoredProcess, Process
+from .monitored_process import LOOK, PRINTING, MonitoredProcess
 from .session import Session
 
 TYPE_CHECKING = False
@@ -42,62 +49,77 @@ class WrapperAgent:
         restarts: Restarts | None,
         launcher: LauncherProcess | None = None,
     ) -> None:
+        assert job.joined is not None
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
-        self._is_asked = False
+        self._is_asked = False  # to end, by a signal
+        self._job = job
+        self._settings = settings
         self._restarts = restarts
-        self._job, self._settings = job, settings
-        assert job.joined is not None
         self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
-        self._role, self.ranks, self.may_restart = (
-            self._agent.role,
-            self._agent.ranks,
-            self._agent.role.may_restart,
-        )
-        assert job.membership is not None
+        self._role = self._agent.role
+        self.ranks = self._agent.ranks
+        self.may_restart = self._role.may_restart
         if restarts is not None:
-            is_rank_0 = isinstance(self._role, FailureCoordinator)
-            restarts.begin(job.membership.round, job.membership.max_restarts, is_rank_0=is_rank_0)
-            self._role.restarts = restarts if job.membership.max_restarts else None
+            self._begin_round(restarts)
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._reports: dict[int, int] = {}  # the ends of the same pipes from which we read
-        self.files: dict[int, int] = {}  # which the child of each rank has to inherit
+        # By rank, the pipe of its crash hooks: the end that its child has to inherit, and our end
+        self.files: dict[int, int] = {}
+        self._reports: dict[int, int] = {}
         for rank in self.ranks:
             self._reports[rank], file = os.pipe()
             self.files[rank] = out_of_the_way(file)
-            os.set_blocking(self.files[rank], False)  # whatever we do, the child can end
+            os.set_blocking(self.files[rank], False)  # whatever this agent does, the child can end
         self._children: dict[int, MonitoredProcess] = {}
+        self._passed_on: dict[int, Callable[[], bool]] = {}  # see `pass_through`
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
         if launcher is not None:
             self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
-            self._agent.open()
-        # They are for the main thread
+            self._agent.scripts.open()
+        # Signals are for the main thread
         self._thread = start_without_signals("distboot-agent", self._work)
 
+    def _begin_round(self, restarts: Restarts) -> None:
+        membership = self._job.membership
+        assert membership is not None
+        restarts.begin(
+            membership.round,
+            membership.max_restarts,
+            is_rank_0=self._agent.coordinator is not None,
+        )
+        if membership.max_restarts:
+            self._role.restarts = restarts
+
     def link(self, rank: int) -> AgentLink:
-        """What this process waits with as a rank of its own."""
+        """The link to this agent for this process, as a rank of its own."""
         ours, its = socket.socketpair()
-        self._call(lambda _: self._agent.serve(its, rank))
+        self._call(lambda _: self._agent.scripts.serve(its, rank))
         return AgentLink(ours)
 
     def environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment for a child, so that its script finds us, and its Python reports to us why it fails."""
-        found = {**environ, VARIABLE: self._agent.variable(rank)}
+        """The environment of a child: how it finds this agent, and reports why it fails."""
+        found = dict(environ)
+        found[VARIABLE] = self._agent.scripts.variable(rank)
         if self._settings.detects:
-            found[VARIABLE_OF_HOOKS] = f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
+            file = self.files[rank]
+            inode = os.fstat(file).st_ino
+            found[VARIABLE_OF_HOOKS] = f"{file}:{inode}"
         return found
 
     def ending(self, rank: int) -> int | None:
-        """The signal with which a child was made to end because of the job; None if it was not."""
-        return self._children[rank].ending if rank in self._children else None
+        """The signal with which the job made a child end; None if it did not."""
+        child = self._children.get(rank)
+        if child is None:
+            return None
+        return child.ending
 
     def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
-        """The children of the ranks run; `done` is called, in another thread, when `is_done` comes true."""
+        """The children of the ranks run; another thread calls `done` once `is_done` is true."""
         for file in self.files.values():
             os.close(file)
         self._done = done
@@ -109,8 +131,11 @@ class WrapperAgent:
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
         cause = self._role.root_cause
-        follows = cause is not None and cause.restarts and not self._leaves
-        return cause if follows else None
+        if cause is None or not cause.restarts:
+            return None
+        if self._leaves:
+            return None
+        return cause
 
     @property
     def _leaves(self) -> bool:
@@ -124,66 +149,98 @@ class WrapperAgent:
             self._call(self._stopping)
 
     def holds_term(self, rank: int) -> bool:
-        """Whether `ctx.preempted` tells the script of a rank to stop, so that it is not to get SIGTERM now."""
-        is_read = self._role.stops.is_read(rank)
-        if self.is_done or is_read is False:
+        """Whether `ctx.preempted` tells the script of a rank to stop, in place of SIGTERM."""
+        if self.is_done or self._role.stops.is_read(rank) is False:
             return False
         child = self._children[rank]
         self._call(child.tell_to_stop)
         return True
 
     def outlived(self, signals: set[int]) -> None:
-        """A child has ended later, and of something else, than of signals that came."""
+        """A child has ended, and not because of these signals, which had arrived before."""
         if self._restarts is not None:
             self._restarts.outlived(signals)
 
     def is_harmless(self, number: int) -> bool:
-        """Whether a signal does not end a script of this job, as it has shown."""
-        return self._restarts is not None and number in self._restarts.harmless
+        """Whether a script of this job has outlived this signal."""
+        if self._restarts is None:
+            return False
+        return number in self._restarts.harmless
 
     def shows_stacks(self) -> bool:
-        """SIGQUIT came: whether it is ours, and we say where all ranks are."""
-        if self._settings.quit_shows:
-            self._call(lambda now: self._role.ask_stacks(self._show_stacks, now))
-        return self._settings.quit_shows
+        """SIGQUIT has arrived; returns whether it makes this agent show where all ranks are."""
+        if not self._settings.quit_shows:
+            return False
+        self._call(lambda now: self._role.ask_stacks(self._show_stacks, now))
+        return True
 
     def ended(self, rank: int, code: int) -> None:
         """A child has ended: exit code, or minus the signal."""
-        self._call(lambda now: self._children[rank].ended(ExitStatus.of_child(code), now))
+        end = ExitStatus.of_child(code)
+        due = time.monotonic() + PRINTING
+        self._call(partial(self._ended, rank, end, due))
+
+    def pass_through(self, rank: int, has_passed_on: Callable[[], bool]) -> None:
+        """The output of a rank goes through this process: a line of ours is not to come between."""
+        self._passed_on[rank] = has_passed_on
+
+    def _ended(self, rank: int, end: ExitStatus, due: float, now: float) -> None:
+        """Report its end once its output has been passed on, or `due` has come."""
+        child = self._children[rank]
+        if child.has_passed_on() or now >= due:
+            child.ended(end, now)
+            return
+        again = partial(self._ended, rank, end, due)
+        self._agent.loop.call_at(now + LOOK, lambda: again(time.monotonic()))
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
         self._call(lambda _: self._role.hurry())
 
     def final(self, codes: Mapping[int, int]) -> int:
-        """The exit code of the wrapper, for those of its children, in the order in which they have ended."""
-        cause, found = self._role.root_cause, dict(codes)
-        for rank in codes:
-            end = self._role.members[rank].end
-            if end is not None:  # else the loop has ended before
-                found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
-        first = () if cause is None else cause.ranks
+        """The exit code of the wrapper, for those of its children, in the order of their ends."""
+        cause = self._role.root_cause
+        found = {rank: self._final_code(rank, code) for rank, code in codes.items()}
+        first: Sequence[int] = ()
+        if cause is not None:
+            first = cause.ranks
+        for rank in first:
+            if found.get(rank):
+                return found[rank]
         if cause is not None and cause.restarts and self._leaves:
-            # The job has failed, and goes on without this agent's ranks
-            return next(filter(None, (found.get(rank) for rank in first)), cause.exit_code)
-        return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
+            return cause.exit_code  # the job has failed, and goes on without this agent's ranks
+        return next(filter(None, found.values()), 0)
+
+    def _final_code(self, rank: int, code: int) -> int:
+        """The exit code that counts for a rank whose child has ended with `code`."""
+        end = self._role.members[rank].end
+        if end is None:  # the loop has ended before
+            return code
+        cause = self._role.root_cause
+        instead = 0
+        if cause is not None:
+            instead = cause.exit_code_for(end)
+        return instead or end.status or 0
 
     def agents(self) -> tuple[EarlierAgent, ...]:
         """All agents of this round, for the next one."""
-        membership, lost_at = self._job.membership, self._role.lost_at
+        membership = self._job.membership
         assert membership is not None
         node_of = membership.node_of()
-        return tuple(
-            EarlierAgent(
+        found = []
+        for number, ranks in enumerate(membership.agents):
+            node = node_of[ranks[0]]
+            lost_at = [self._role.lost_at.get(rank, 0.0) for rank in ranks]
+            agent = EarlierAgent(
                 number,
-                membership.hosts[node_of[ranks[0]]],
-                max(lost_at.get(rank, 0.0) for rank in ranks),
+                membership.hosts[node],
+                max(lost_at),
             )
-            for number, ranks in enumerate(membership.agents)
-        )
+            found.append(agent)
+        return tuple(found)
 
     def leave_job(self) -> None:
-        """End, as the wrapper becomes the command; that is no failure of this rank."""
+        """End without a failure of this rank: the wrapper becomes the command."""
         self._call(lambda _: self._role.leave())
         self._thread.join(_END_LIMIT)
 
@@ -217,20 +274,29 @@ class WrapperAgent:
     def _take_events(self, now: float) -> None:
         os.read(self._woken, 4096)
         while not self._events.empty():
-            self._events.get()(now)
+            event = self._events.get()
+            event(now)
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
-        self._role.say("where all ranks are:" + shown("\n".join(lines)), event="stacks")
+        text = shown("\n".join(lines))
+        self._role.say(f"where all ranks are:{text}", event="stacks")
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():
-            child.stopping(now, of_wrapper=True)
+            child.terminating(now, of_wrapper=True)
 
     def _begin(self, pids: Mapping[int, int], now: float) -> None:
-        if isinstance(self._role, FailureCoordinator):
-            self._role.is_served = self.only_serves_rank_0
+        if self._agent.coordinator is not None:
+            self._agent.coordinator.is_served = self.only_serves_rank_0
         for rank, pid in pids.items():
-            hooks = HookReader(self._reports[rank], self._secret)
-            self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent)
+            self._children[rank] = MonitoredProcess(
+                rank,
+                Process(pid),
+                HookReader(self._reports[rank], self._secret),
+                self._agent,
+            )
+            if rank in self._passed_on:
+                self._children[rank].has_passed_on = self._passed_on[rank]
             self._role.take(rank, Register(pid), now)
-            self._role.take(rank, Phases(dict(self._job.steps)), now)
+            phases = Phases(dict(self._job.steps))
+            self._role.take(rank, phases, now)

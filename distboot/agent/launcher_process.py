@@ -1,19 +1,21 @@
 """The process of the launcher above this rank: if it is gone and the rank is not, the rank was left behind.
 
-A launcher's daemon or agent (mpirun or orted, Hydra's proxy, slurmstepd, the agent of torchrun) waits for the processes
-that it has started, and ends after them. So one that ends before was killed, by SIGKILL or for want of memory; and what
-it has started would go on, hold its accelerator, and be unknown to whoever starts the job again.
+A launcher's daemon or agent (mpirun or orted, Hydra's proxy, slurmstepd, the agent of torchrun)
+waits for the processes that it has started, and ends after them. One that ends before them was
+killed, by SIGKILL or for lack of memory. The processes that it has started would go on and hold
+their accelerators, unknown to the next start of the job.
 
-It is looked for once, at the start, among the processes above this one, by the programs that the launcher's record
-names. What is above a rank need not be its launcher: a shell, ssh, nohup or setsid may end on purpose while the rank
-goes on. So that
+The process is looked for once, at the start, among those above this one, by the programs that the
+launcher's record names. A process above a rank need not be its launcher: a shell, ssh, nohup or
+setsid may end on purpose while the rank goes on. So
 
-- only a program of the launcher that has claimed the rank counts, and where none is above it (a container, a process
-  in the background whose shell has ended) none is watched;
-- a process between the launcher's and the rank that ends releases the rank: to the launcher it has ended.
+- only a program of the launcher that has claimed the rank counts. If none is above the rank (in a
+  container, or in the background of a shell that has ended), none is watched.
+- if a process between the launcher's and the rank ends, the rank is released: to the launcher it has
+  ended.
 
-PR_SET_PDEATHSIG would not do: it is about the thread that has started a process, about its parent alone, and is lost
-when a program with other rights is run.
+PR_SET_PDEATHSIG would not do: it depends on the thread that has started a process, and on its parent
+alone, and is lost when a program with other rights is run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat
+from ..base.process import proc_stat
 from ..base.text import escape_control, log_line
 from ..base.threads import start_without_signals
 
@@ -34,54 +36,77 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Of proc_pid_stat(5), counted from the state
-_STATE, _PARENT, _START_TIME = 0, 1, 19
+_STATE = 0
+_PARENT = 1
+_START_TIME = 19
 _LONGEST_NAME = 15  # bytes of a name in comm, proc_pid_comm(5)
 _MOST_ABOVE = 64  # processes
 
 
 class _Identity(NamedTuple):
-    """A process, whose number may be that of another one later."""
+    """A process; its number may be that of another one later."""
 
     pid: int
     started: str  # in clock ticks since the host has booted
 
     def runs(self) -> bool:
         stat = proc_stat(self.pid)
-        return len(stat) > _START_TIME and self._is(stat) and stat[_STATE] not in "ZX"
+        if len(stat) <= _START_TIME:
+            return False
+        is_same = stat[_START_TIME] == self.started
+        has_ended = stat[_STATE] in "ZX"
+        return is_same and not has_ended
 
-    def _is(self, stat: Sequence[str]) -> bool:
-        return stat[_START_TIME] == self.started
+
+def _identify(pid: int) -> tuple[_Identity, int] | None:
+    """A process, and the id of its parent; None if it has ended, or cannot be seen."""
+    stat = proc_stat(pid)
+    if len(stat) <= _START_TIME:
+        return None
+    identity = _Identity(pid, stat[_START_TIME])
+    parent = int(stat[_PARENT])
+    return identity, parent
 
 
 class LauncherProcess:
     """A process of the launcher, and those between it and the rank."""
 
-    def __init__(self, name: str, own: _Identity, between: Sequence[_Identity]) -> None:
+    def __init__(
+        self,
+        name: str,
+        own: _Identity,
+        between: Sequence[_Identity],
+    ) -> None:
         self.name = name
-        self._own, self._between = own, between
-        # Is readable once it has ended; None: the kernel has none (before Linux 5.3)
+        self._own = own
+        self._between = between
+        # Readable once it has ended; None: the kernel lacks it (before Linux 5.3)
         self.file: int | None = None
         with suppress(OSError, AttributeError):
             self.file = os.pidfd_open(own.pid)
 
     @property
     def text(self) -> str:
-        """What is said of it when it is gone."""
-        return f"its launcher is gone: {escape_control(self.name)} (process {self._own.pid})"
+        """What is printed when it is gone."""
+        name = escape_control(self.name)
+        return f"its launcher is gone: {name} (process {self._own.pid})"
 
     def has_ended(self) -> bool:
         if self.file is None:
             return not self._own.runs()
         poll = select.poll()
         poll.register(self.file, select.POLLIN)
-        return bool(poll.poll(0))
+        ended = poll.poll(0)
+        return bool(ended)
 
     def has_left_rank(self) -> bool:
-        """Whether it has ended before what it had started."""
-        return self.has_ended() and all(process.runs() for process in self._between)
+        """Whether it has ended before the processes that it had started."""
+        if not self.has_ended():
+            return False
+        return all(process.runs() for process in self._between)
 
     def refuse_if_gone(self) -> None:
-        """Do not wait for other ranks any more: nothing is to become of this one."""
+        """While this rank waits for others: refuse to go on if it was left behind."""
         if self.has_left_rank():
             raise DistbootError(
                 "launcher-gone",
@@ -91,21 +116,27 @@ class LauncherProcess:
 
 
 def find(pid: int, programs: Sequence[str]) -> LauncherProcess | None:
-    """The nearest process above this one that runs one of these programs; None: there is none, or it cannot be seen."""
+    """The nearest process above this one that runs one of these programs.
+
+    None if there is none, or if it cannot be seen.
+    """
+    own = _identify(pid)
+    if own is None or not programs:
+        return None
+    _, parent = own
     between: list[_Identity] = []
-    stat = proc_stat(pid)
-    while programs and len(stat) > _START_TIME and len(between) < _MOST_ABOVE:
-        parent = int(stat[_PARENT])
-        if parent == 0:
-            break
-        stat = proc_stat(parent)
-        if len(stat) <= _START_TIME:  # it has ended just now
-            break
-        process = _Identity(parent, stat[_START_TIME])
-        name = _program(parent, programs)
+    while parent != 0 and len(between) < _MOST_ABOVE:
+        above = _identify(parent)
+        if above is None:  # it has ended just now
+            return None
+        process, parent = above
+        name = _program(process.pid, programs)
         if name is not None:
             found = LauncherProcess(name, process, between)
-            return found if process.runs() else None
+            # If it has ended in between, its descriptor may be that of another process
+            if process.runs():
+                return found
+            return None
         between.append(process)
     return None
 
@@ -128,7 +159,7 @@ def end_if_left(who: str | None, programs: Sequence[str]) -> None:
 
 
 def _program(pid: int, programs: Sequence[str]) -> str | None:
-    """Which of these programs a process runs: a binary, a script, or a module of Python (`python -m`)."""
+    """Which of these programs a process runs: a binary, a script, or a module of Python."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             short = file.read().rstrip("\n")
@@ -136,21 +167,26 @@ def _program(pid: int, programs: Sequence[str]) -> str | None:
             words = file.read().split("\0")
     except OSError:
         return None
+    names = _names(words)
     for program in programs:
-        if short == program[:_LONGEST_NAME] or program in _names(words):
+        name = program[:_LONGEST_NAME]
+        if short == name or program in names:
             return program
     return None
 
 
 def _names(words: Sequence[str]) -> list[str]:
-    """What a command line runs: the program, and, if that is Python, its script or module."""
+    """The program of a command line; if that is Python, its script or module."""
     program = os.path.basename(words[0])
     if not program.startswith("python"):
         return [program]
     rest = iter(words[1:])
     for word in rest:
         if word == "-m":
-            return [next(rest, "")]
-        if not word.startswith("-"):
-            return [os.path.basename(word)]
+            module = next(rest, "")
+            return [module]
+        is_option = word.startswith("-")
+        if not is_option:
+            script = os.path.basename(word)
+            return [script]
     return []

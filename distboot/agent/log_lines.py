@@ -17,6 +17,21 @@ BAR_INTERVAL = 10.0
 _LONGEST_STATE = 1 << 12
 
 
+class PlainLines:
+    """Shows what a rank writes as it is."""
+
+    due = inf
+
+    def feed(self, data: bytes, now: float) -> bytes:  # noqa: ARG002
+        return data
+
+    def release(self, now: float) -> bytes:  # noqa: ARG002
+        return b""
+
+    def close(self) -> bytes:
+        return b""
+
+
 class PrefixedLines:
     """Turns what a rank writes to one stream into prefixed lines."""
 
@@ -56,9 +71,9 @@ class PrefixedLines:
         state = _last_state(line)
         is_bar = state != line
         was_shown = self._was_shown(state)
-        begin = b"" if self._is_continued else self._prefix
-        if self._is_continued and is_bar:
-            begin = b"\n" + self._prefix
+        begin = self._begin()
+        if is_bar:
+            begin = self._begin_anew() + self._prefix
         self._state = b""
         self._shown_state = None
         self._is_continued = False
@@ -76,15 +91,27 @@ class PrefixedLines:
     def _partial_line(self, text: bytes, now: float) -> bytes:
         line = self._state + text
         if b"\r" not in line:
-            begin = b"" if self._is_continued else self._prefix
+            begin = self._begin()
             self._is_continued = True
             return begin + line
         self._state = _last_state(line)[:_LONGEST_STATE]
         if self.due == inf and self._state.strip():
             self.due = now + BAR_INTERVAL
-        begin = b"\n" if self._is_continued else b""
+        begin = self._begin_anew()
         self._is_continued = False
         return begin + self.release(now)
+
+    def _begin(self) -> bytes:
+        """What comes before a text: nothing, where it continues the one shown last."""
+        if self._is_continued:
+            return b""
+        return self._prefix
+
+    def _begin_anew(self) -> bytes:
+        """What ends the text shown last, where that had no newline."""
+        if self._is_continued:
+            return b"\n"
+        return b""
 
 
 def _last_state(line: bytes) -> bytes:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..base.procfs import MPI_LIBRARY, has_loaded
+from ..base.process import MPI_LIBRARY, has_loaded
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus

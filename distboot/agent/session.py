@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..base.errors import DistbootError, with_rank
 from ..base.text import first_line
+from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..rendezvous.events import ALL_READY, IMPORTED, EventLog
 from ..rendezvous.messages import (
@@ -34,57 +35,60 @@ class Session:
     """All ranks have met, or were not to."""
 
     def __init__(self, placement: Placement, join_timeout: float) -> None:
-        # Exact once they have met, with the address and port where rank 0 was reached
+        # Exact once the ranks have met, with the address and port where rank 0 was reached
         self.placement = placement
         self.join_timeout = join_timeout  # seconds for all ranks to be ready once they have met
         self.membership: Membership | None = None  # once the ranks have met
-        # What they should have alike and have not, as rank 0 knows it
+        # What differs between the ranks and should not, as rank 0 reports it
         self.warnings: list[str] = []
-        # That leads to the other nodes, if there are any, and it is known
+        # The one that leads to the other nodes; None if there are none, or if it is unknown
         self.interface: str | None = None
-        # Of this host for the ranks of the other nodes; loopback when there are none
+        # Of this host, for the ranks of other nodes; loopback if there are none
         self.own_address = "127.0.0.1"
         # Of rank 0's listening socket, once the ranks have met
         self.store_address: tuple[str, int] | None = None
-        # What the ranks have offered when they were ready, by rank
+        # By rank, what it has offered when it was ready
         self.offers: dict[int, str] = {}
         self.joined: Joined | None = None  # the agent's part, where this very process is the agent
         self.link: AgentLink | None = None  # the way to the agent, if there is one
-        # That is about to be started, and has to be the same on all ranks; empty: any
+        # To be started next, the same on all ranks; empty: any
         self.framework = ""
         self.count = 1  # how often this process has got ready, this time included
-        # Why this process will not get ready, if it is known by now
+        # Why this process will not get ready, if that is known already
         self.problem: DistbootError | None = None
         # Called when all ranks are ready to start the framework
         self.when_ready: Callable[[], None] = lambda: None
         self.is_watched = False  # whether failure detection has begun
-        # How to wait at keys, if not through the agent
+        # Waits at a key, if not through the agent
         self.arrive: Callable[[Arrive], None] | None = None
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
-        # When this rank took which (see `report`), in seconds since the epoch
+        # When this rank took each step (see `report`), in seconds since the epoch
         self.steps: dict[str, float] = {}
         self._met = time.monotonic()
         self._process = os.getpid()
-        # How often this rank has come to a key
+        # How often this rank has used a key, by name and node
         self._counts: Counter[tuple[str, int | None]] = Counter()
 
     def take(self, result: JoinResult) -> None:
-        """The ranks have met: what the agent knows now."""
+        """The ranks have met: hold what the agent knows now."""
         self._met = time.monotonic()
-        self.membership, self.warnings = result.membership, list(result.warnings)
-        self.interface, self.own_address = result.interface, result.own_address
+        self.membership = result.membership
+        self.warnings = list(result.warnings)
+        self.interface = result.interface
+        self.own_address = result.own_address
         self.store_address = (result.store_host, result.port)
         where: dict[str, object] = {"master_addr": result.host}
-        if self.placement.launcher != "torchrun":  # the port of whose agent stays its own
+        if not LAUNCHERS[self.placement.launcher].serves_master_port:
             where["master_port"] = result.port
         placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
-        # Else it is a node's, and not that of a rank
-        if self.joined is None or not self.joined.plan.own.ranks:
+        is_of_node = self.joined is not None and bool(self.joined.plan.own.ranks)
+        if not is_of_node:
             exact = self.membership.place(placement.rank)
             placement = placement.with_fields("roll call: all ranks together", exact)
         self.placement = placement
 
     def of_rank(self, placement: Placement) -> Session:
+        """The session of one rank, from that of its node."""
         assert self.joined is not None
         assert self.joined.result is not None
         job = Session(placement, self.join_timeout)
@@ -93,40 +97,54 @@ class Session:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Host name of each node, by node rank; empty when the ranks have not met."""
-        return () if self.membership is None else self.membership.hosts
+        """Host name of each node, by node rank; empty if the ranks have not met."""
+        if self.membership is None:
+            return ()
+        return self.membership.hosts
 
     def ready(self, step: Callable[[], tuple[T, Ready]]) -> T:
-        """Take a step that may fail on some ranks only, and fail on all of them with the first failure of any.
+        """Take a step that may fail on some ranks only; then it fails on all, with the first failure.
 
-        It returns its result, and what the other ranks are to know of it: see `offers`.
+        It returns its result, and what the other ranks learn from it: see `offers`.
         """
         failure = self.problem
-        try:
-            if failure is None:
+        if failure is None:
+            try:
                 result, own = step()
                 self.mark(IMPORTED)
-        except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-            of_driver = DistbootError(
-                "device-failed", first_line(error), "look at this rank's device and driver"
-            )
-            failure = error if isinstance(error, DistbootError) else of_driver
+            except Exception as error:  # noqa: BLE001 - the other ranks must learn of any error
+                failure = _as_failure(error)
         if failure is not None:
             own = Ready(problem=as_problem(failure))
-        self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
-        if self.link is not None:
-            left = max(self._met + self.join_timeout - time.monotonic(), 0.5)
-            try:
-                own = replace(own, framework=self.framework, count=self.count, limit=left)
-                self.offers = self.link.get_ready(own)
-            except DistbootError:
-                if failure is None:
-                    raise
+        self._exchange(own, failure)
         if failure is not None:
             raise failure
         self.mark(ALL_READY)
         self.when_ready()
         return result
+
+    def _exchange(self, own: Ready, failure: DistbootError | None) -> None:
+        """Report that this rank is ready or fails, and wait for the others.
+
+        Another rank's failure is raised, unless this one has failed.
+        """
+        self.offers = {}
+        if own.offer is not None:
+            self.offers[self.placement.rank] = own.offer
+        if self.link is None:
+            return
+        left = self._met + self.join_timeout - time.monotonic()
+        own = replace(
+            own,
+            framework=self.framework,
+            count=self.count,
+            limit=max(left, 0.5),
+        )
+        try:
+            self.offers = self.link.get_ready(own)
+        except DistbootError:
+            if failure is None:
+                raise
 
     def mark(self, step: str) -> None:
         self.steps[step] = time.time()
@@ -134,23 +152,29 @@ class Session:
     @property
     def log(self) -> EventLog | None:
         """What rank 0 has learned so far; None on all other ranks."""
-        known = self.joined or self.link
-        return None if known is None else known.log()
+        agent = self.joined or self.link
+        if agent is None:
+            return None
+        return agent.log()
 
     def detach_all(self) -> list[DetachedConnection]:
-        """The connections of this process, which are the caller's now."""
-        return (
-            [] if self.joined is None or self.joined.side is None else self.joined.side.detach_all()
-        )
+        """Give the connections of this process to the caller."""
+        if self.joined is None or self.joined.side is None:
+            return []
+        return self.joined.side.detach_all()
 
     def take_listener(self) -> int | None:
-        """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
+        """Give rank 0's listening socket, a file descriptor, to the caller; None on other ranks."""
         if self.placement.rank != 0 or self.store_address is None:
             return None
         self.is_listener_taken = True
         agent = self.link or self.joined  # both, where the agent is a thread of this process
-        listener = None if agent is None else agent.take_listener()
-        return None if listener is None else listener.detach()
+        if agent is None:
+            return None
+        listener = agent.take_listener()
+        if listener is None:
+            return None
+        return listener.detach()
 
     def wait_for(
         self,
@@ -161,26 +185,39 @@ class Session:
         node: int | None = None,
         failure: str | None = None,
     ) -> None:
-        """Wait for the other ranks, which may come later than each other by `limit` seconds, at "barrier()".
+        """Wait for the other ranks at a key: they may come `limit` seconds apart.
 
-        Or wait for a leader at "main_first()", say; or, `opens`, be it, and let those on that wait, or will. Rank 0
-        leads, or the first rank of a node. A `failure` of the leader is why the others are not to go on.
-        `missing-rank`: it was not through in time, or a rank has not waited so long; `rank-failed`: it has failed.
+        `what` is "barrier()" or "main_first()". At the latter the ranks wait for a leader: rank 0,
+        or the first rank of a node. `opens`: this rank leads, and lets those go on that wait, or
+        will. A `failure` of the leader is why they must not go on.
+
+        `missing-rank`: a rank was not there in time; `rank-failed`: it has failed.
         """
         self._counts[what, node] += 1
         key = Key(what, node, self._counts[what, node])
         with with_rank(self.placement.who):
-            if os.getpid() != self._process:
-                why = (
-                    f"{what} in a process that the rank forked: the rank is process {self._process}"
-                )
-                raise DistbootError("already-joined", why, "call it there, not in this process")
-            arrive = self.arrive or (None if self.link is None else self.link.arrive)
+            self._refuse_forked(what)
+            arrive = self.arrive
+            if arrive is None and self.link is not None:
+                arrive = self.link.arrive
             if arrive is not None:
                 arrive(Arrive(key, limit, opens, failure))
             elif self.placement.world_size > 1:
-                why = f"{key.text} needs the roll call, and it is off"
-                raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")
+                raise DistbootError(
+                    "rendezvous-needed",
+                    f"{key.text} needs the roll call, and it is off",
+                    "unset DISTBOOT_RENDEZVOUS",
+                )
+
+    def _refuse_forked(self, what: str) -> None:
+        if os.getpid() == self._process:
+            return
+        where = f"{what} in a process that the rank forked"
+        raise DistbootError(
+            "already-joined",
+            f"{where}: the rank is process {self._process}",
+            "call it there, not in this process",
+        )
 
     def leave(self) -> None:
         """The script has closed its context."""
@@ -192,13 +229,28 @@ class Session:
             self.joined.close()
 
 
+def _as_failure(error: Exception) -> DistbootError:
+    if isinstance(error, DistbootError):
+        return error
+    return DistbootError(
+        "device-failed",
+        first_line(error),
+        "look at this rank's device and driver",
+    )
+
+
 def alone(placement: Placement, join_timeout: float) -> Session:
-    """What a process holds where the rendezvous is off; `rendezvous-needed`: its environment leaves something open."""
-    unknown = ", ".join(field for field in LEFT_OPEN if getattr(placement, field) is None)
+    """The session of a process without a rendezvous.
+
+    `rendezvous-needed`: the environment alone does not prove every field.
+    """
+    unknown = [field for field in LEFT_OPEN if getattr(placement, field) is None]
     if unknown:
-        why = (
-            f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
+        missing = ", ".join(unknown)
+        launcher = placement.launcher
+        raise DistbootError(
+            "rendezvous-needed",
+            f"DISTBOOT_RENDEZVOUS=0, and launcher {launcher!r} does not say the {missing}",
+            "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet",
         )
-        hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"
-        raise DistbootError("rendezvous-needed", why, hint)
     return Session(placement, join_timeout)

@@ -1,8 +1,13 @@
-"""In the process of the script: starts the agent beside it, and ties the end of this process to that.
+"""In the process of the script: start the agent beside it, and report to it how this process ends.
 
-Python does not say with which code it is about to end: `raise SystemExit(3)` passes no hook. The GNU C library does: it
-calls fputc(status, file) for us, as on_exit(3) has it, and then fgetc(file), which waits until the sidecar has passed
-that on. Also in a container whose process 1 is the script, and where all ends with it.
+Python does not tell with which code it is about to end: `raise SystemExit(3)` passes no hook. The
+GNU C library does. It can call a function with the exit code, on_exit(3), and this one is fputc(code,
+file): it writes the code to a socket. Functions that are registered before are called after that,
+and one is fgetc(file): it waits until the sidecar has passed the code on, and answers. So the exit
+code is known in time also in a container whose process 1 is the script, and where all ends with it.
+
+Some scripts must end with the code of the job in place of their own. They ask the sidecar at exit
+(`_end_with_job`), and register _exit with that code.
 """
 
 from __future__ import annotations
@@ -24,11 +29,13 @@ from ..base.settings import SupervisionSettings
 from ..base.text import log_line
 from ..rendezvous.membership import JoinPlan
 from ..script import crash_hooks, progress
-from .link import AgentLink, Begin
+from .link import AgentLink
+from .link_messages import Begin
 from .session import Session
 
-# The first process ends at once: the script must not find a child that it did not start. The second has a session of
-# its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
+# The first process ends at once: the script must not find a child that it did not start. The second
+# has a session of its own, as Open MPI kills the script's whole process group before there is time
+# to report why.
 _PROGRAM = """
 import os, sys
 try:
@@ -47,7 +54,7 @@ _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 _UNBUFFERED = 2  # _IONBF, stdio.h
 
 _current: Sidecar | None = None  # of this process
-# That the C library writes the status to, and then waits for; of this process
+# Of this process: the C library writes the exit code there, and then waits for the answer
 _exit_file: int | None = None
 
 
@@ -58,13 +65,17 @@ class Sidecar:
         self._files: list[int] = []
         try:
             self._start()
-        except (OSError, ValueError, TypeError) as error:
+        except OSError:
             self.close()
-            raise error if isinstance(error, OSError) else OSError(str(error)) from None
+            raise
+        except (ValueError, TypeError) as error:  # such as an interpreter without a name
+            self.close()
+            raise OSError(str(error)) from None
 
     def begin(self, plan: JoinPlan, settings: SupervisionSettings) -> None:
         """Let it join; see `AgentLink.joined`."""
-        self._detects, self._who = settings.detects, f"rank {plan.own.rank}"
+        self._detects = settings.detects
+        self._who = f"rank {plan.own.rank}"
         self.link.tell(Begin(plan, os.getpid(), settings))
 
     @property
@@ -73,7 +84,7 @@ class Sidecar:
         return _current is self
 
     def take_over(self, job: Session) -> None:
-        """All ranks are ready: from now on it hears how this process ends."""
+        """All ranks are ready: report to it from now on how this process ends."""
         global _current  # noqa: PLW0603 - a process has one
         if _current is not None:
             _current.close()
@@ -84,26 +95,27 @@ class Sidecar:
             except (OSError, AttributeError) as error:
                 log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
             crash_hooks.install(self._reports, term=True)
-            crash_hooks.is_of_another = lambda: bool(self._asked(crash_hooks.ASK_FIRST))
+            crash_hooks.is_of_another = lambda: bool(self._ask(crash_hooks.ASK_FIRST))
             progress.install()
             job.is_watched = True
         tell_steps(job)
 
     def exit_code(self) -> int:
-        """That of the job, where this process, about to end, is not to end with its own; 0: it may."""
-        if (
-            not hasattr(sys, "last_type")
-            and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS
-        ):
-            return 0
-        return self._asked(crash_hooks.ASK)
+        """The code of the job, if this process must not end with its own; 0: it may."""
+        if not hasattr(sys, "last_type"):  # no exception has ended the script
+            flags = fcntl.fcntl(self._files[0], fcntl.F_GETFL)
+            if not flags & crash_hooks.JOB_ENDS:
+                return 0
+        return self._ask(crash_hooks.ASK)
 
     @staticmethod
-    def _asked(question: str) -> int:
+    def _ask(question: str) -> int:
         """The agent's answer, 0 to 255, which it gives once it knows which rank failed first."""
         crash_hooks.emit(question)
-        # Not at `_status`, whose number may be that of another file where the script has closed all of them.
-        return 0 if _exit_file is None else int.from_bytes(os.read(_exit_file, 1), "big")
+        # Not read from `_status`: if the script has closed all files, its number may be another's.
+        if _exit_file is None:
+            return 0
+        return int.from_bytes(os.read(_exit_file, 1), "big")
 
     def close(self) -> None:
         """End the agent of a rank that has left the job; or one that is not needed."""
@@ -124,42 +136,57 @@ class Sidecar:
         its_status, status = socket.socketpair()
         # The C library waits there for the answer, but not for an agent that a user has stopped.
         status.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_LIMIT, 0)
+            socket.SOL_SOCKET,
+            socket.SO_RCVTIMEO,
+            struct.pack("ll", _ANSWER_LIMIT, 0),
         )
-        # A number, as an object of Python's would be missed at the end of the process
+        # A number, as the C library needs it when Python's objects are gone
         self._status = status.detach()
         self._files += [reading, self._reports, self._status]
         with its_control, its_status:
             files = (its_control.fileno(), reading, its_status.fileno())
-            # Isolated, as what lies around in the working directory is not for it; that hides PYTHONDONTWRITEBYTECODE.
-            options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-            # The id of this process is for `ps` and `distboot stacks`.
-            which = ["distboot.agent.sidecar", str(os.getpid())]
-            program = ["-c", _PROGRAM, _PACKAGE, *which, *map(str, files)]
-            command = [sys.executable, *options, *program]
-            quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             try:
-                subprocess.run(command, pass_fds=files, **quiet, timeout=_START_LIMIT, check=True)
+                subprocess.run(
+                    self._command(files),
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    timeout=_START_LIMIT,
+                    check=True,
+                )
             except subprocess.TimeoutExpired:
                 raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
             except subprocess.CalledProcessError as error:
+                why = "its first process failed"
                 if error.returncode == errno.EAGAIN:
                     why = "this user may not start more processes (ulimit -u)"
-                    raise OSError(why) from None
-                raise OSError("its first process failed") from None
+                raise OSError(why) from None
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
+
+    @staticmethod
+    def _command(files: tuple[int, ...]) -> list[str]:
+        # Isolated, as the modules in the working directory are not for it; that hides
+        # PYTHONDONTWRITEBYTECODE.
+        options = ["-I", "-S"]
+        if sys.dont_write_bytecode:
+            options.append("-B")
+        # The id of this process is for `ps` and `distboot stacks`.
+        module = ["distboot.agent.sidecar", str(os.getpid())]
+        arguments = [_PACKAGE, *module, *map(str, files)]
+        return [sys.executable, *options, "-c", _PROGRAM, *arguments]
 
 
 def tell_steps(job: Session) -> None:
-    """Tell the agent of this process how its beginning went, so far."""
+    """Report to the agent which steps of the start this process has taken so far."""
     # A message `Phases`, without the modules of the agent's messages, which no script needs.
     crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))
 
 
 def report_exit_code(socket_file: int) -> None:
-    """At the exit of this process, write its code to a socket as one byte, and wait for a byte or the end there.
+    """At the exit of this process, write its code to a socket as one byte, and wait for an answer.
 
-    A second call replaces it. `OSError`, `AttributeError`: this C library cannot do it.
+    The answer is a byte, or the end of the connection. A second call replaces the socket. `OSError`,
+    `AttributeError`: this C library cannot do it.
     """
     global _exit_file  # noqa: PLW0603 - a process ends once
     if _exit_file is None:
@@ -173,43 +200,56 @@ def report_exit_code(socket_file: int) -> None:
 
 
 def _end_with_job() -> None:
-    """At the exit of this process: let the C library call _exit with the code of the job at its end, if it has to."""
+    """At the exit of this process: if it must end with the code of the job, register _exit with it."""
     if _current is None or _exit_file is None:
         return
     with suppress(OSError, IndexError):  # the agent was killed, or has been closed
         code = _current.exit_code()
         if code:
-            # Which comes to a rank that fails for a peer
+            # Sent to a rank that fails because of a peer
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _register(_exit_file, instead=code)
 
 
 def _register(file: int, instead: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    # Which atexit(3) calls, and which takes an argument
-    on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]
+    on_exit = libc.on_exit
+    at_exit = libc["__cxa_atexit"]  # atexit(3) with an argument for the function
     libc.fdopen.restype = ctypes.c_void_p
     libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
     libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
-    writing, reading = libc.fdopen(file, b"w"), libc.fdopen(file, b"r")
+    writing = libc.fdopen(file, b"w")
+    reading = libc.fdopen(file, b"r")
     if not writing or not reading:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     libc.setvbuf(writing, None, _UNBUFFERED, 0)
-    # The last to be registered is called first.
+    # The function that was registered last is called first.
     if instead:
-        at_exit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(instead), None)  # noqa: SLF001
-        at_exit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
-    at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
-    on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
+        _register_call(at_exit, libc._exit, ctypes.c_void_p(instead))  # noqa: SLF001
+        _register_call(at_exit, libc.fflush, None)
+    _register_call(at_exit, libc.fgetc, ctypes.c_void_p(reading))
+    on_exit(_address(libc.fputc), ctypes.c_void_p(writing))
     if os.getpid() == 1:
-        from ..base.signals import LAST_RESORT
+        from ..base.process import LAST_RESORT
 
-        # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
-        # _exit(2), which takes the number of the signal as its exit code.
-        libc.signal(LAST_RESORT, ctypes.cast(libc._exit, ctypes.c_void_p))  # noqa: SLF001
+        # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a
+        # handler. This handler is _exit(2), which takes the number of the signal as its exit code.
+        libc.signal(LAST_RESORT, _address(libc._exit))  # noqa: SLF001
+
+
+def _register_call(
+    at_exit: Any,
+    function: Any,
+    argument: ctypes.c_void_p | None,
+) -> None:
+    at_exit(_address(function), argument, None)
+
+
+def _address(function: Any) -> ctypes.c_void_p:
+    return ctypes.cast(function, ctypes.c_void_p)
 
 
 def _forget_exit() -> None:
-    """The exit of a forked process is not that of the rank."""
+    """In a forked process: its exit is not that of the rank."""
     if _exit_file is not None:
         crash_hooks.quiet(_exit_file)

@@ -19,8 +19,9 @@ from ..job.stacks import THREADS, Stacks, frame, from_dump, parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..base.process import Process
+    from .hook_reader import HookReader
     from .loop import EventLoop
-    from .monitored_process import HookReader, Process
 
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
@@ -35,86 +36,105 @@ _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
-# A collective operation of mpi4py has no frame of its own: the line of the script that calls it shows it.
+# mpi4py has no frame of its own: the line of the script that calls it shows the collective
+# operation.
 _MPI_CALL = re.compile(
-    r"\.(Barrier|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("
+    r"\.(Barrier"
+    r"|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?"
+    r"|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("
 )
 
 
 class StackReader:
-    """Of one process."""
+    """Reads the stacks of one process."""
 
     def __init__(self, process: Process, hooks: HookReader, loop: EventLoop) -> None:
-        self._process, self._hooks, self._loop = process, hooks, loop
+        self._process = process
+        self._hooks = hooks
+        self._loop = loop
         self._replies: list[Callable[[Stacks], object]] = []
-        self._until, self._seen = 0.0, -1
+        self._until = 0.0  # when the process has to have written them
+        self._seen = -1  # characters that it had written at the last poll
 
     def read(self, reply: Callable[[Stacks], object], now: float) -> None:
-        """Call `reply` with its stacks, within seconds."""
+        """Call `reply` with the stacks, within seconds."""
         self._replies.append(reply)
-        if len(self._replies) == 1:
-            self._begin_signal(now)
-
-    def _reply(self, stacks: Stacks) -> None:
-        replies, self._replies = self._replies, []
-        for reply in replies:
-            reply(stacks)
-
-    def _begin_signal(self, now: float) -> None:
+        if len(self._replies) > 1:  # they are being read
+            return
         if not self._catches():
             self._reply(Stacks(state=self._state()))
             return
-        self._until, self._seen = now + _LIMIT, -1
+        self._until = now + _LIMIT
+        self._seen = -1
         self._hooks.expect_stacks()
         self._process.send(SIGNAL)
-        self._loop.call_at(now + _QUIET, self._look)
+        self._loop.call_at(now + _QUIET, self._poll)
 
-    def _look(self) -> None:
-        now, dump = time.monotonic(), self._hooks.stacks()
-        found, before, self._seen = from_dump(dump), self._seen, len(dump)
-        if (found is None or len(dump) != before) and now < self._until:
-            self._loop.call_at(now + _QUIET, self._look)
+    def _reply(self, stacks: Stacks) -> None:
+        replies = self._replies
+        self._replies = []
+        for reply in replies:
+            reply(stacks)
+
+    def _poll(self) -> None:
+        """Reply once the process has written the main thread, and nothing more since."""
+        now = time.monotonic()
+        dump = self._hooks.stacks()
+        found = from_dump(dump)
+        is_complete = found is not None and len(dump) == self._seen
+        self._seen = len(dump)
+        if not is_complete and now < self._until:
+            self._loop.call_at(now + _QUIET, self._poll)
             return
         self._hooks.forget_stacks()
-        self._reply(self._with_mpi(found or Stacks(state=self._state(_why_unread(dump)))))
+        if found is None:
+            found = Stacks(state=self._state(_why_unread(dump)))
+        self._reply(self._with_mpi(found))
 
     def _catches(self) -> bool:
-        """Whether something is registered for the signal, and nothing keeps the process from running it."""
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._process.read("status"), re.MULTILINE)
-        return (
-            caught is not None
-            and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
-            and self._process.state not in "Tt"
-        )
+        """Whether something is registered for the signal, and the process can run it."""
+        status = self._process.read("status")
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        if caught is None:
+            return False
+        own_bit = 1 << (SIGNAL - 1)
+        if not int(caught[1], 16) & own_bit:
+            return False
+        return self._process.state not in "Tt"
 
     def _state(self, otherwise: str = _NOWHERE) -> str:
-        """What the kernel says of it: that it cannot go on, or this."""
-        state, place = (
-            _STATES.get(self._process.state, otherwise),
-            self._process.read("wchan").strip(),
-        )
-        return f"{state} ({place})" if state and place not in ("", "0") else state
+        """Why the process cannot go on, as the kernel says; `otherwise` if it can."""
+        state = _STATES.get(self._process.state, otherwise)
+        place = self._process.read("wchan").strip()
+        if not state or place in ("", "0"):
+            return state
+        return f"{state} ({place})"
 
     def _with_mpi(self, stacks: Stacks) -> Stacks:
-        """The same, with a frame for what mpi4py is called with."""
-        _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
-        # A stack may name a pipe, or a device without an end.
-        if stacks.state or not os.path.isfile(file) or "mpi4py" not in self._process.read("maps"):
+        """The stacks, with a frame for the function of mpi4py that the script has called."""
+        if stacks.state or not stacks.main:
+            return stacks
+        _, file, line = parts(stacks.main[0])
+        if not os.path.isfile(file):  # a pipe, or a device without an end
+            return stacks
+        if "mpi4py" not in self._process.read("maps"):
             return stacks
         called = None
         with suppress(OSError, ValueError, IndexError), open(file, "rb") as source:
             code = source.read(_MOST).decode(errors="replace")
-            called = _MPI_CALL.search(code.splitlines()[int(line) - 1])
-        return (
-            stacks
-            if called is None
-            else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
-        )
+            lines = code.splitlines()
+            called = _MPI_CALL.search(lines[int(line) - 1])
+        if called is None:
+            return stacks
+        own = frame(called[1], "mpi4py", 0)
+        return replace(stacks, main=(own, *stacks.main))
 
 
 def _why_unread(dump: str) -> str:
-    """Why there is no main thread in what faulthandler has written."""
+    """Why the dump of faulthandler does not have the main thread."""
     if not dump:
         return _NOWHERE
     # The main thread is the oldest, and written last.
-    return _TOO_MANY if len(THREADS.findall(dump)) >= _MOST_DUMPED else _TOO_LONG
+    if len(THREADS.findall(dump)) >= _MOST_DUMPED:
+        return _TOO_MANY
+    return _TOO_LONG

@@ -1,4 +1,10 @@
-"""The stop pages of an agent's scripts (`script/stop_page`), and what it writes there when the job stops."""
+"""The stop pages of an agent's scripts (`script/stop_page`): how all stop at the same read.
+
+A page is memory that an agent shares with one script. The script counts its reads of `ctx.preempted`
+there, and a read is true from the number that the agent writes. When a stop is asked for, reads wait
+(`ask`); a moment later the agent reports how many reads each script has begun (`counted`); rank 0
+answers with a read that no script has passed (`stop_at`); the agent writes it (`publish`).
+"""
 
 from __future__ import annotations
 
@@ -7,20 +13,25 @@ import time
 from collections.abc import Iterable
 from math import inf
 
-from ..script.stop_page import ASKED, END, NUMBERS, READS, STEPS, STOP, Page, new_page
+from ..script.stop_page import ASKED, END, READS, STEPS, STOP, Page, blank_page, new_page
 
-# Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
+# Seconds after which the counts are read. A script that has not seen the request has written its
+# count by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
-_NO_PAGE = [0 for _ in NUMBERS]
+_NO_PAGE = blank_page()
 
 
-def _set_once(page: Page, index: int, value: int) -> None:
+def _set_once(
+    page: Page,
+    index: int,
+    value: int,
+) -> None:
     if not page[index]:
         page[index] = value
 
 
 class StopPages:
-    """The pages that an agent shares with its scripts. All times are those of `time.monotonic`."""
+    """The pages of an agent. All times are those of `time.monotonic`."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit  # seconds for the answer, and for the scripts to reach their read
@@ -30,12 +41,13 @@ class StopPages:
 
     @property
     def due(self) -> float:
+        """When `counted` or `late` is to be called next."""
         return min(self._count_at, self._late_at)
 
     def new(self, rank: int, *, stops: bool) -> int | None:
-        """The file of a page for a script that begins to read, as all do; None: it could not be made.
+        """A new page, as a file, for a script that begins to read; `stops`: its first read is true.
 
-        `stops` says whether its first read is true.
+        None if it could not be made. All scripts begin together: an earlier stop is forgotten.
         """
         self._forget()
         try:
@@ -56,37 +68,49 @@ class StopPages:
         self._late_at = inf
 
     def ask(self, now: float) -> None:
-        """A stop is asked for: reads wait from now on."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._count_at = now + _SETTLING
-            self._late_at = now + self.limit
-            for page in self._pages.values():
-                page[ASKED] = self._until()
+        """A stop is asked for: let reads wait from now on."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        self._count_at = now + _SETTLING
+        self._late_at = now + self.limit
+        for page in self._pages.values():
+            page[ASKED] = self._until()
 
-    def counted(self, ranks: Iterable[int], now: float) -> dict[int, int]:
-        """How many reads each of these has begun, once it is time to report it."""
+    def counted(
+        self,
+        ranks: Iterable[int],
+        now: float,
+    ) -> dict[int, int]:
+        """How many reads each of these ranks has begun, once, when that is due."""
         if now < self._count_at:
             return {}
         self._count_at = inf
-        return {rank: self.numbers(rank)[0] for rank in ranks}
+        found = {}
+        for rank in ranks:
+            reads, _ = self.numbers(rank)
+            found[rank] = reads
+        return found
 
     def stop_at(self, read: int) -> None:
         """The answer, for `publish`."""
-        self._answer = self._answer or read
+        if not self._answer:
+            self._answer = read
 
     def publish(self) -> None:
-        """Let the scripts know the answer: after SIGTERM, which would kill a Python that is about to end."""
+        """Write the answer to the pages: after SIGTERM was sent, which would kill a Python that stops."""
         if not self._answer:
             return
+        until = self._until()
         for page in self._pages.values():
             _set_once(page, STOP, self._answer)
-            _set_once(page, ASKED, self._until())
+            _set_once(page, ASKED, until)
 
     def release(self) -> None:
-        """Rank 0 cannot answer any more: reads that wait, wait no longer."""
+        """Rank 0 cannot answer any more: let the reads that wait go on."""
         for page in self._pages.values():
-            _set_once(page, STOP, int(page[ASKED] != 0))
+            has_asked = page[ASKED] != 0
+            _set_once(page, STOP, int(has_asked))
 
     def close(self, rank: int) -> None:
         """The script of this rank has closed its context: it reads no more."""
@@ -98,20 +122,24 @@ class StopPages:
             self._pages[rank][END] = signal.SIGTERM
 
     def is_read(self, rank: int) -> bool | None:
-        """Whether the script of a rank reads `ctx.preempted`, and so needs no signal; None: not known yet."""
-        if self.is_told(rank):  # a signal now might meet a Python that is about to end
+        """Whether the script of a rank reads `ctx.preempted`, and so needs no signal.
+
+        None: not known yet.
+        """
+        if self.is_told(rank):  # a signal now would kill a Python that is about to end
             return True
         if rank not in self._open:
             return False
-        if self.numbers(rank)[0]:
+        reads, _ = self.numbers(rank)
+        if reads > 0:
             return True
         if self._answer:
-            # Others have read it, and this one is in its first step; or none has
+            # Above 1, other scripts have read it, and this one is in its first step
             return self._answer > 1
         return None
 
     def is_told(self, rank: int) -> bool:
-        """Whether the script has come to the read that is true."""
+        """Whether the script has reached the read that is true."""
         page = self._pages.get(rank, _NO_PAGE)
         return 0 < page[STOP] <= page[READS]
 
@@ -120,16 +148,21 @@ class StopPages:
         page = self._pages.get(rank, _NO_PAGE)
         return page[READS], page[STEPS]
 
-    def late(self, ranks: Iterable[int], now: float) -> dict[int, str]:
-        """What is printed of those of these ranks that have not reached their read in time; once."""
+    def late(
+        self,
+        ranks: Iterable[int],
+        now: float,
+    ) -> dict[int, str]:
+        """A warning for each of these ranks that has not reached the read in time, once."""
         if now < self._late_at:
             return {}
         self._late_at = inf
-        return {
-            rank: self._behind(page)
-            for rank, page in self._pages.items()
-            if rank in ranks and 0 < page[READS] < page[STOP]
-        }
+        found = {}
+        for rank, page in self._pages.items():
+            is_behind = 0 < page[READS] < page[STOP]
+            if rank in ranks and is_behind:
+                found[rank] = self._behind(page)
+        return found
 
     def _behind(self, page: Page) -> str:
         what = "it has not reached its next read of ctx.preempted"
@@ -137,5 +170,6 @@ class StopPages:
         return f"warning: {what} within {self.limit:g} s: {where}"
 
     def _until(self) -> int:
-        """Until when a read waits, of those that begin now."""
-        return time.monotonic_ns() + round(self.limit * 1e9)
+        """Until when a read waits that begins now; nanoseconds."""
+        timeout = round(self.limit * 1e9)
+        return time.monotonic_ns() + timeout

@@ -9,10 +9,15 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import limits
 from .errors import DistbootError
 from .text import digits, short_repr
 
+_LONGEST = 86400.0  # seconds: a day
+# Whether 0 is valid: the least number of seconds, and the hint for one that is not valid
+_RANGES = {
+    True: (0.0, "use 0 to 86400 seconds"),
+    False: (1e-300, "use a number of seconds above 0, at most 86400"),
+}
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 _LARGEST_PORT = 65535
 _SHORTEST_HEARTBEAT = 2.0  # seconds
@@ -47,12 +52,38 @@ def as_given(given: Given) -> object:
 
 def seconds(given: Given) -> float:
     """A number above 0."""
-    return limits.seconds(given.text, given.value, given.code)
+    return _in_range(given, may_be_0=False)
 
 
 def seconds_or_0(given: Given) -> float:
     """A number of at least 0."""
-    return limits.seconds(given.text, given.value, given.code, may_be_0=True)
+    return _in_range(given, may_be_0=True)
+
+
+def _in_range(given: Given, *, may_be_0: bool) -> float:
+    least, hint = _RANGES[may_be_0]
+    number = _number_of_seconds(given.value)
+    if not least <= number <= _LONGEST:
+        raise DistbootError(
+            given.code,
+            f"{given.text} is not a number of seconds",
+            hint,
+        )
+    return number
+
+
+def _number_of_seconds(value: object) -> float:
+    """The seconds in a number, a text or a timedelta; -1 for anything else."""
+    # A timedelta has it, as torch.distributed takes one; its module is not imported for it
+    total = getattr(value, "total_seconds", None)
+    if total is not None:
+        return float(total())
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return -1.0
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return -1.0
 
 
 def heartbeat_seconds(given: Given) -> float:

@@ -17,6 +17,8 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
+# Whether what this process has passed on to its stderr ends without a newline; see `agent.logs`
+is_line_open = False
 _EVENT_WORDS = ("summary", "warning", "hint")  # beginnings of a text that are the event of its JSON
 
 
@@ -32,23 +34,31 @@ def short_repr(value: object) -> str:
 
 def escape_control(text: str) -> str:
     """A text for the terminal with control characters escaped, line ends included."""
-    return "".join(map(_escape_character, text))
+    escaped = map(_escape_character, text)
+    return "".join(escaped)
 
 
 def _escape_character(character: str) -> str:
     if character.isprintable():
         return character
-    return ascii(character)[1:-1]
+    quoted = ascii(character)
+    return quoted[1:-1]
 
 
 def host_name() -> str:
     """This host's own name, for the terminal: a container may have any."""
-    return escape_control(os.uname().nodename)
+    name = os.uname().nodename
+    return escape_control(name)
+
+
+def writes_json() -> bool:
+    """Whether each line of ours is one object of JSON."""
+    return os.environ.get("DISTBOOT_LOG_FORMAT") == "json"
 
 
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     """A line as one JSON object if DISTBOOT_LOG_FORMAT=json, else an empty text."""
-    if os.environ.get("DISTBOOT_LOG_FORMAT") != "json":
+    if not writes_json():
         return ""
     import json  # here and below, as few jobs need them
     import time
@@ -67,7 +77,9 @@ def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
         fields[unit] = digits(number)
     fields["host"] = os.uname().nodename
     fields["message"] = text
-    return json.dumps({**fields, **more}) + "\n"
+    fields.update(more)
+    line = json.dumps(fields)
+    return f"{line}\n"
 
 
 def log_line(who: str | None, text: str, event: str = "", **more: object) -> None:
@@ -76,12 +88,15 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     `who` is "rank 3" or "node 1", for logs of many ranks; None for a single process. `event` and
     `more` are fields of the JSON.
     """
+    global is_line_open  # noqa: PLW0603 - a process has one stderr
     line = as_json(who, text, event, **more)
     if not line:
         whose = ""
         if who is not None:
             whose = f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
+    if is_line_open:
+        line = f"\n{line}"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
         try:
@@ -89,6 +104,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
         except OSError:  # a file in memory
             sys.stderr.write(line)
             return
+        is_line_open = False
         _write_in_time(file, line.encode(errors="backslashreplace"))
 
 
@@ -98,7 +114,8 @@ def _write_in_time(file: int, data: bytes) -> None:
     poll.register(file, select.POLLOUT)
     while data and poll.poll(_STDERR_LIMIT):
         # A pipe that is ready takes this much at once, pipe(7).
-        written = os.write(file, data[:_PIPE_BUF])
+        part = data[:_PIPE_BUF]
+        written = os.write(file, part)
         data = data[written:]
 
 
@@ -110,7 +127,8 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
     """
     from difflib import get_close_matches  # here, as it is slow to import
 
-    near = [*known, *get_close_matches(word.lower(), list(names), 1)]
+    similar = get_close_matches(word.lower(), list(names), 1)
+    near = [*known, *similar]
     if not near:
         return ""
     return f"did you mean {near[0]!r}? "
@@ -118,9 +136,10 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
 
 def digits(text: str, most: int = 8) -> int | None:
     """The number in a text of at most `most` digits; None for any other text."""
-    if re.fullmatch(f"[0-9]{{1,{most}}}", text):
-        return int(text)
-    return None
+    found = re.fullmatch(f"[0-9]{{1,{most}}}", text)
+    if found is None:
+        return None
+    return int(text)
 
 
 def counted(count: int, what: str) -> str:
@@ -135,7 +154,8 @@ def runs(numbers: Iterable[int]) -> list[range]:
     found: list[range] = []
     for number in numbers:
         if found and number == found[-1].stop:
-            found[-1] = range(found[-1].start, number + 1)
+            first = found[-1].start
+            found[-1] = range(first, number + 1)
         else:
             found.append(range(number, number + 1))
     return found
@@ -143,7 +163,8 @@ def runs(numbers: Iterable[int]) -> list[range]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    return _joined(map(_span, runs(numbers)))
+    spans = map(_span, runs(numbers))
+    return _joined(spans)
 
 
 def ranks_said(ranks: Sequence[int]) -> str:
@@ -161,7 +182,8 @@ def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
 
     spans = []
     for nodes, group in groupby(runs(ranks), nodes_of):
-        spans.append(f"{_joined(map(_span, group))} {nodes_said(nodes)}")
+        of_nodes = _joined(map(_span, group))
+        spans.append(f"{of_nodes} {nodes_said(nodes)}")
     return _joined(spans)
 
 
@@ -175,7 +197,8 @@ def nodes_said(nodes: Sequence[int]) -> str:
 def _span(run: range) -> str:
     if len(run) == 1:
         return str(run.start)
-    return f"{run.start}-{run.stop - 1}"
+    last = run.stop - 1
+    return f"{run.start}-{last}"
 
 
 def _joined(spans: Iterable[str]) -> str:
@@ -190,7 +213,8 @@ def _joined(spans: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of the message of any exception; its type if it has no message."""
-    lines = str(error).strip().splitlines()
+    message = str(error).strip()
+    lines = message.splitlines()
     if not lines:
         return type(error).__name__
     return lines[0]
@@ -198,7 +222,8 @@ def first_line(error: BaseException) -> str:
 
 def is_address(host: str) -> bool:
     """Whether a host, as `parse_address` returns it, is an address and not a name."""
-    return _ADDRESS.fullmatch(host) is not None
+    match = _ADDRESS.fullmatch(host)
+    return match is not None
 
 
 def format_address(host: str, port: int) -> str:
@@ -230,7 +255,8 @@ def without_secret(text: str, secret: str | None = None) -> str:
     for _ in range(2):
         for form in tuple(forms):
             forms.update(_written_forms(form))
-    for form in sorted(forms, key=len, reverse=True):
+    longest_first = sorted(forms, key=len, reverse=True)
+    for form in longest_first:
         text = text.replace(form, "***")
     return text
 

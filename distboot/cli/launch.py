@@ -46,7 +46,8 @@ class Launch(NamedTuple):
         per_node = self.options.nproc_per_node
         environ = dict(os.environ)
         if per_node:
-            if ranks == placement.world_size == 1:
+            is_one_rank = ranks == placement.world_size == 1
+            if is_one_rank:
                 return None
             placement = placement._replace(launcher="distboot")
             environ = export.base_environ(environ)
@@ -64,19 +65,23 @@ class Launch(NamedTuple):
         """Tasks and hosts that the job leaves unused, if the command is not what uses them."""
         if self.nested is not None or self.target.is_shell:
             return None
-        return surroundings.unused(placement, os.environ, self.options.launcher)
+        launcher = self.options.launcher
+        return surroundings.unused(placement, os.environ, launcher)
 
     def warn_of_unused(self, placement: Placement) -> None:
         """Warn of them, unless a wrapper around this one has."""
-        if not inherited.about(placement, os.environ).fields:
-            surroundings.warn_of_unused(placement, self.unused(placement))
+        is_inside_wrapper = bool(inherited.about(placement, os.environ).fields)
+        if not is_inside_wrapper:
+            unused = self.unused(placement)
+            surroundings.warn_of_unused(placement, unused)
 
     def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes; None: to this process's stdout and stderr, as it is."""
         prefix = self.options.log_prefix
         folder = self.options.log_dir
-        # Ranks share stdout: each line has to come in one piece
-        if not any((prefix, folder, self.options.nproc_per_node)):
+        shares_stdout = self.options.nproc_per_node  # then each line has to come in one piece
+        is_wanted = any((prefix, folder, shares_stdout))
+        if not is_wanted:
             return None
         from ..agent.logs import Logs
 
@@ -95,7 +100,8 @@ class Launch(NamedTuple):
     ) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
         if self.inner is not None:
-            return export.for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
+            together = self.inner.is_told_of_nodes
+            return export.for_launcher(placement, environ, together=together)
         named = self.options.launcher
         if self.options.nproc_per_node:
             named = None

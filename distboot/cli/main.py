@@ -10,7 +10,7 @@ from importlib import import_module
 
 from ..base.errors import DistbootError, printed
 from ..base.version import __version__
-from ..detection.export import without_local_rank
+from ..detection.local_rank_option import without_local_rank
 from .output import emit, write
 
 _HELP = """\
@@ -65,7 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
     if arguments is None:
         arguments = sys.argv[1:]
-    if os.getpid() == 1:
+    is_process_1 = os.getpid() == 1
+    if is_process_1:
         _exit_on_signals()
     try:
         return _dispatch(arguments)
@@ -85,25 +86,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _exit_on_signals() -> None:
     """Exit on signals in process 1 of a container, too: the kernel drops those without a handler."""
-    from ..base.signals import FROM_OUTSIDE  # here, as no other process needs it
+    from ..base.process import FROM_OUTSIDE  # here, as no other process needs it
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     for number in FROM_OUTSIDE:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        is_ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not is_ignored:
             signal.signal(number, end)
 
 
 def _dispatch(arguments: list[str]) -> int:
+    help_text = _HELP.rstrip()
     # torch.distributed.launch and DeepSpeed's launcher put --local-rank=N before the arguments.
-    arguments = [*without_local_rank(arguments[:1]), *arguments[1:]]
+    before = without_local_rank(arguments[:1])
+    arguments = [*before, *arguments[1:]]
     if not arguments:
-        emit(_HELP.rstrip())
+        emit(help_text)
         return 2
     first = arguments[0]
     if first in _ASKS_FOR_HELP:
-        emit(_HELP.rstrip())
+        emit(help_text)
         return 0
     if first == "--version":
         emit(f"distboot {__version__}")
@@ -114,7 +118,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _call(command: str, arguments: list[str]) -> int:
-    if command in _WITH_SETTINGS and _ASKS_FOR_HELP.isdisjoint(arguments[:1]):
+    asks_for_help = not _ASKS_FOR_HELP.isdisjoint(arguments[:1])
+    if command in _WITH_SETTINGS and not asks_for_help:
         _refuse_invalid_settings()
     module, name = _COMMANDS[command]
     function = getattr(import_module(module, __package__), name)

@@ -16,8 +16,10 @@ from ..detection.placement import Placement
 from ..host import free_port
 from .target import SHELLS, Target
 
-_ENV_OPTIONS_WITH_VALUE = ("-u", "-C", "--unset", "--chdir")
-_ENV_OPTION_OR_VARIABLE = re.compile("-.*|.*=.*", re.DOTALL)
+# `env`, its options, some of which have a value, and variables; each word ends in \0
+_ENV = re.compile(
+    r"(?:[^\0]*/)?env\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*"
+)
 _SHELL_COMMAND = re.compile(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
 
 _LAUNCHER_PROGRAM = re.compile(
@@ -55,6 +57,7 @@ _MULTI_NODE = {
         "--num_machines, --machine_rank, --main_process_ip and --main_process_port",
     ),
 }
+_NO_MULTI_NODE = MultiNode(re.compile("(?!)"), "")
 # Without one of these, `accelerate launch` may start one process, which is the rank itself and
 # needs RANK.
 _ACCELERATE_SEVERAL = re.compile(
@@ -75,9 +78,11 @@ class Nested(NamedTuple):
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
         command = list(words)
-        is_one_node = not (self.is_told_of_nodes or self.is_in_shell)
-        if self.name == "deepspeed" and is_one_node and not _HAS_PORT.search("\0".join(words)):
-            command.insert(self.start, f"--master_port={free_port()}")
+        is_for_one_node = not self.is_told_of_nodes and not self.is_in_shell
+        if self.name == "deepspeed" and is_for_one_node:
+            has_port = _HAS_PORT.search("\0".join(words)) is not None
+            if not has_port:
+                command.insert(self.start, f"--master_port={free_port()}")
         return command
 
     def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
@@ -111,22 +116,25 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     """The launcher that the wrapper's command starts, or None."""
     command = _without_env(target.words)
     script = _shell_script(command)
+    is_in_shell = script is not None
     if script is not None:
-        command = _without_env(re.sub(r"^\s*exec\s", "", script).split())
+        own_words = re.sub(r"^\s*exec\s", "", script).split()
+        command = _without_env(own_words)
     # `python /usr/bin/torchrun` is torchrun, too
     words = target._replace(words=command).of_python or command
     name, options = _launcher_in(words)
-    # The options of the launcher, without those of the script
-    own = itertools.takewhile(lambda word: not word.endswith(".py"), options)
-    nnodes = f"--nnodes={environ.get('PET_NNODES', 1)}"  # torchrun reads the variable
-    joined = "\0".join(["", nnodes, *own, ""])
-    if not name or _is_one_process_of_accelerate(name, joined):
+    if not name:
         return None
-    is_told_of_nodes = False
-    if name in _MULTI_NODE:
-        is_told_of_nodes = _MULTI_NODE[name].sign.search(joined) is not None
+    # The options of the launcher, without those of the script
+    own_options = itertools.takewhile(lambda word: not word.endswith(".py"), options)
+    nnodes = f"--nnodes={environ.get('PET_NNODES', 1)}"  # torchrun reads the variable
+    joined = "\0".join(["", nnodes, *own_options, ""])
+    if _is_one_process_of_accelerate(name, joined):
+        return None
+    multi_node = _MULTI_NODE.get(name, _NO_MULTI_NODE)
+    is_told_of_nodes = multi_node.sign.search(joined) is not None
     start = len(target.words) - len(options)
-    return Nested(name, is_told_of_nodes, script is not None, start)
+    return Nested(name, is_told_of_nodes, is_in_shell, start)
 
 
 def _shell_script(command: list[str]) -> str | None:
@@ -140,13 +148,14 @@ def _shell_script(command: list[str]) -> str | None:
 def _launcher_in(words: list[str]) -> tuple[str, list[str]]:
     """The name of a launcher, and the words after its program or module; empty for other words."""
     if words[0] == "-m":
-        name = _LAUNCHER_MODULES.get("".join(words[1:2]), "")
-        return name, words[2:]
+        module = "".join(words[1:2])
+        return _LAUNCHER_MODULES.get(module, ""), words[2:]
     program = _LAUNCHER_PROGRAM.fullmatch(os.path.basename(words[0]))
     if program is None:
         return "", []
     name = program[1]
-    if name == "accelerate" and words[1:2] != ["launch"]:  # it has other commands
+    is_launch = words[1:2] == ["launch"]
+    if name == "accelerate" and not is_launch:  # another command of accelerate
         return "", []
     return name, words[1:]
 
@@ -154,15 +163,16 @@ def _launcher_in(words: list[str]) -> tuple[str, list[str]]:
 def _is_one_process_of_accelerate(name: str, options: str) -> bool:
     if name != "accelerate":
         return False
-    return _ACCELERATE_CPU in options or _ACCELERATE_SEVERAL.search(options) is None
+    if _ACCELERATE_CPU in options:
+        return True
+    return _ACCELERATE_SEVERAL.search(options) is None
 
 
 def _without_env(words: list[str]) -> list[str]:
     """A command without the `env NAME=VALUE …` before it."""
-    if os.path.basename("".join(words[:1])) == "env":
-        words = words[1:]
-        while words and _ENV_OPTION_OR_VARIABLE.fullmatch(words[0]):
-            if words[0] in _ENV_OPTIONS_WITH_VALUE:
-                words = words[1:]
-            words = words[1:]
+    joined = "\0".join([*words, ""])
+    found = _ENV.match(joined)
+    if found is not None:
+        count = found[0].count("\0")
+        words = words[count:]
     return words or [""]

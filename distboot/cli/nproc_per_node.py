@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.text import log_line
-from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.node_platform import ranks_per_node
+from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
 
-# The variables are for a platform that calls mpirun itself: for Open MPI 4, and for 5.
-_UNBOUND = (
-    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the "
-    "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
-    "PRTE_MCA_hwloc_default_binding_policy=none"
-)
-
 _ABOVE_1 = re.compile("(?!1$)[0-9]+")
-_NOTHING_TO_COUNT = {
-    "gpu": ": no accelerator is visible",
-    "cpu": ", and the number of CPUs is not known",
-    "auto": ", and the number of CPUs is not known",
-}
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
@@ -36,20 +24,26 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     _refuse_unless_alone_on_node(placement, environ)
     if wanted.isdigit():
         return int(wanted)
-    if wanted == "auto":
-        per_node = ranks_per_node(NODE_PLATFORMS, environ)
+    if wanted == "auto":  # the number that the platform shows, if any
+        per_node = ranks_per_node(node_platforms(related(environ)), environ)
         if per_node is not None:
-            return per_node[1]
+            _, count = per_node
+            return count
     return _count_here(wanted, environ)
 
 
 def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str]) -> None:
     launcher = LAUNCHERS[placement.launcher]
-    local_count = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
-    if local_count == "1" and not placement.local_rank:
+    local_count = environ.get(launcher.local_count)
+    if not local_count:
+        local_size = placement.local_world_size or 1
+        local_count = str(local_size)
+    is_first = not placement.local_rank
+    if local_count == "1" and is_first:
         return
     many = "several"
-    if _ABOVE_1.fullmatch(local_count):
+    is_number = _ABOVE_1.fullmatch(local_count) is not None
+    if is_number:
         many = local_count
     raise DistbootError(
         "usage",
@@ -60,27 +54,44 @@ def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str
 
 def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
     """How many accelerators or CPUs this process sees."""
+    counted = _COUNTED[wanted]
+    for count in counted.counts:
+        found = count(environ)
+        if found:
+            return found
+    raise DistbootError(
+        "usage",
+        f"--nproc-per-node {wanted}{counted.nothing_found} here",
+        "give the number of processes",
+    )
+
+
+def _count_accelerators(environ: Mapping[str, str]) -> int:
     from ..host import accelerators  # here, as most processes start no others
 
-    found = 0
-    if wanted != "cpu":
-        found = len(accelerators.visible(environ))
-    if wanted != "gpu":
-        found = found or cpus.affinity() or os.cpu_count() or 0
-    if found:
-        return found
-    why = _NOTHING_TO_COUNT[wanted]
-    problem = f"--nproc-per-node {wanted}{why} here"
-    raise DistbootError("usage", problem, "give the number of processes")
+    visible = accelerators.visible(environ)
+    return len(visible)
 
 
-def warn_if_bound(placement: Placement) -> None:
-    """Warn that a launcher has bound this process to a few CPUs, which its ranks inherit."""
-    if placement.launcher == "single":
-        return
-    own = cpus.affinity()
-    all_cpus = cpus.of_all()
-    if own is None or all_cpus is None or own >= all_cpus:
-        return
-    bound = f"{placement.launcher} has bound this process to {own} of {all_cpus} CPUs"
-    log_line(placement.who, f"warning: {bound}, and so all ranks of this node: {_UNBOUND}")
+def _count_allowed_cpus(_: Mapping[str, str]) -> int | None:
+    return cpus.affinity()
+
+
+def _count_cpus(_: Mapping[str, str]) -> int | None:
+    return os.cpu_count()
+
+
+class _Counted(NamedTuple):
+    """What is counted for a value of --nproc-per-node; the first count above 0 is taken."""
+
+    counts: tuple[Callable[[Mapping[str, str]], int | None], ...]
+    nothing_found: str  # why there is nothing to count
+
+
+_CPUS = (_count_allowed_cpus, _count_cpus)
+_NO_CPUS = ", and the number of CPUs is not known"
+_COUNTED = {
+    "gpu": _Counted((_count_accelerators,), ": no accelerator is visible"),
+    "cpu": _Counted(_CPUS, _NO_CPUS),
+    "auto": _Counted((_count_accelerators, *_CPUS), _NO_CPUS),
+}

@@ -18,6 +18,7 @@ from ..base.threads import at_once
 from ..detection import export
 from ..detection.detect import detect
 from ..detection.launchers.tf_config import has_servers
+from ..detection.order import LAUNCHERS
 from ..detection.placement import NUMBERS, Placement
 from .launch import Launch
 
@@ -128,6 +129,8 @@ class Rounds(NamedTuple):
         for rank, environ in zip(watch.ranks, environs, strict=True):
             if self.ranks:
                 logs = self.launch.logs(rank, f"rank {rank}", self.restarts.round)
+            if logs is not None:
+                watch.pass_through(rank, logs.has_passed_on)
             environ_of_rank = watch.environ(rank, environ)
             command = supervisor.Command(
                 self.launch.words(environ_of_rank),
@@ -148,7 +151,7 @@ class Rounds(NamedTuple):
             session, base = _session_and_environ_for_rank(job, rank)
         placement = session.placement
         session.link = watch.link(placement.rank)
-        is_torchruns = placement.launcher == "torchrun"
+        is_torchruns = LAUNCHERS[placement.launcher].serves_master_port
         counts = self.restarts.variables(base)
         others = frameworks.exports(self.launch.options.framework, session, base)
         if not is_torchruns:  # else one of them would show that torchrun has started the script

@@ -12,12 +12,14 @@ from ..base.errors import DistbootError, rendezvous_needed, with_rank
 from ..base.settings import rendezvous_setting, supervision_settings, warn_of_unknown
 from ..base.text import escape_control, log_line
 from ..detection import export
-from ..detection.detect import LAUNCHERS, refuse_unless_rank
+from ..detection.detect import refuse_unless_rank
 from ..detection.here import detect_here
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..frameworks import _torch
+from ..startup import bound_cpus
 from .launch import Launch, launch_of, with_ranks
-from .nproc_per_node import count_of, warn_if_bound
+from .nproc_per_node import count_of
 from .run_options import check_local_rank, complete, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .script_text import fit_to_script
@@ -50,6 +52,7 @@ def run(words: list[str]) -> int:
         if options.nproc_per_node:
             return _run_node(launch, placement)
         launch.warn_of_unused(placement)
+        bound_cpus.warn_of_rank(placement, os.environ)
         return _run_rank(launch, export.require_master(placement))
 
 
@@ -126,7 +129,7 @@ def _run_node(launch: Launch, placement: Placement) -> int:
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
-        warn_if_bound(placement)
+        bound_cpus.warn_of_node(placement)
         launch.warn_of_unused(with_ranks(placement, ranks))
         problem = launch.target.missing()
         if problem is None and options.log_dir is not None:

@@ -13,7 +13,7 @@ from ..base import settings
 from ..base.errors import DistbootError
 from ..base.settings import option_help
 from ..base.text import did_you_mean, log_line
-from ..detection.export import LOCAL_RANK, empty_local_rank
+from ..detection.local_rank_option import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from .nested_launcher import Nested
 from .parser import Parser

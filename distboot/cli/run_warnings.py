@@ -1,4 +1,7 @@
-"""What the wrapper warns of before it starts anything: what a person typed has no effect. Rank 0 does, for all."""
+"""Warnings of the wrapper before it starts anything: what a person typed has no effect.
+
+Only rank 0 prints them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,19 @@ def warn_of_misplaced(target: Target, placement: Placement) -> None:
 
 
 def warn_of_world_size(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Warn of a WORLD_SIZE that a person has set, and the launcher's number of processes overrules."""
+    """Warn of a WORLD_SIZE of a person's that the launcher's number of processes overrules."""
     given = environ.get("WORLD_SIZE")
     source = placement.sources.get("world_size", "")
-    # With RANK it is another launcher's; a platform may count nodes with it.
-    is_from_elsewhere = "RANK" in environ or placement.platform or placement.node_level
-    is_read = source in ("", "WORLD_SIZE") or given == str(placement.world_size)
-    if given is None or is_from_elsewhere or is_read or placement.rank:
+    reasons_against = (
+        given is None,
+        placement.rank,  # rank 0 warns
+        "RANK" in environ,  # both are another launcher's
+        placement.platform,  # which may count nodes with it
+        placement.node_level,
+        source in ("", "WORLD_SIZE"),  # it is used
+        given == str(placement.world_size),
+    )
+    if any(reasons_against):
         return
     launcher = f"{source}={placement.world_size} of {placement.launcher}"
     text = f"warning: WORLD_SIZE={short_repr(given)} is overruled by {launcher}"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from .target import Target
 
@@ -32,24 +32,20 @@ class Framework(NamedTuple):
     """A framework with variables of its own, which the wrapper sets only with `--framework`."""
 
     starts: re.Pattern[str]  # in a script that starts it
-    launchers: tuple[str, ...]  # whose variables it reads itself
     variable: str  # any other environment with it tells the framework its rank
 
 
 _FRAMEWORKS = {
     "horovod": Framework(
         re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
-        (*MPI_LAUNCHERS, "horovodrun"),
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
         re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
-        (),
         "TF_CONFIG",
     ),
     "jax": Framework(
         re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
-        ("slurm", *MPI_LAUNCHERS),
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
@@ -60,34 +56,46 @@ def misplaced_options(target: Target) -> list[str]:
     """Options of the wrapper among the script's arguments, which the script does not mention."""
     if target.is_command:
         return []
-    text = target.text
     found = []
-    text = text.replace("_", "-")  # of a name, `args.max_restarts`
+    text = target.text.replace("_", "-")  # of a name, `args.max_restarts`
     arguments = target.words[target.start :]
     for word in itertools.takewhile(lambda word: word != "--", arguments):
         given = word.partition("=")[0]
         option = given.replace("_", "-")
-        if option in _WRAPPERS_ALONE and option.removeprefix("--") not in text:
+        name = option.removeprefix("--")
+        is_mentioned = name in text
+        if option in _WRAPPERS_ALONE and not is_mentioned:
             found.append(given)
     return found
 
 
 def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
     """Fit the options of DeepSpeed and TensorFlow to the text of the script."""
-    if options.framework == "deepspeed" and options.pass_local_rank is None:
-        # A script for DeepSpeed takes the local rank with an option, whose default may be 0, and
-        # deepspeed.initialize compares it with LOCAL_RANK (0.19, _do_args_sanity_check). A script
-        # without the name in it may not know the option, and would end with a usage error.
-        found = _LOCAL_RANK_OPTION.search(target.text)
-        if found is not None:
-            options.pass_local_rank = found[1]
-    if options.framework == "tensorflow" and has_servers(environ):
+    if options.framework == "deepspeed":
+        _pass_local_rank(options, target.text)
+    elif options.framework == "tensorflow" and has_servers(environ):
         _refuse_workers_only(target.text)
+
+
+def _pass_local_rank(options: Namespace, text: str) -> None:
+    """Pass the local rank to a script for DeepSpeed that has an option for it.
+
+    The default of the option may be 0, and deepspeed.initialize compares it with LOCAL_RANK (0.19,
+    _do_args_sanity_check). A script without the name in it may not know the option, and would end
+    with a usage error.
+    """
+    if options.pass_local_rank is not None:
+        return
+    found = _LOCAL_RANK_OPTION.search(text)
+    if found is not None:
+        options.pass_local_rank = found[1]
 
 
 def _refuse_workers_only(text: str) -> None:
     """In a job with parameter servers, TensorFlow does not run a script that uses only workers."""
-    if "ParameterServerStrategy" in text or "MultiWorkerMirroredStrategy(" not in text:
+    uses_servers = "ParameterServerStrategy" in text
+    uses_workers = "MultiWorkerMirroredStrategy(" in text
+    if uses_servers or not uses_workers:
         return
     raise DistbootError(
         "usage",
@@ -110,18 +118,22 @@ def missing_framework_option(
     Without these variables each process is a world of its own, and trains a model of its own.
     """
     text = target.text
-    if framework != "torch" or _IMPORTS_DISTBOOT.search(text):
+    if framework != "torch":
+        return None
+    calls_init = _IMPORTS_DISTBOOT.search(text) is not None
+    if calls_init:
         return None
     name = _framework_without_variables(text, placement, environ)
     if name is None:
         return None
-    command = target.script
+    script = target.script
+    command = script
     if target.is_command:
-        command = f"-- python {command}"
+        command = f"-- python {script}"
     if per_node:
         command = f"--nproc-per-node {per_node} {command}"
     return (
-        f"warning: {target.script} starts {name}, which reads variables of its own, and without "
+        f"warning: {script} starts {name}, which reads variables of its own, and without "
         "them each rank trains separately: "
         f"python -m distboot run --framework {name} {command}"
     )
@@ -130,9 +142,11 @@ def missing_framework_option(
 def _framework_without_variables(
     text: str, placement: Placement, environ: Mapping[str, str]
 ) -> str | None:
+    read_by = LAUNCHERS[placement.launcher].read_by
     for name, framework in _FRAMEWORKS.items():
-        if placement.launcher in framework.launchers or framework.variable in environ:
-            continue
-        if framework.starts.search(text):
+        is_started = framework.starts.search(text) is not None
+        is_read_from_launcher = name in read_by
+        has_variables = is_read_from_launcher or framework.variable in environ
+        if is_started and not has_variables:
             return name
     return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..base.commands import command_error, command_not_found
 from ..base.errors import DistbootError
 from ..base.text import did_you_mean, escape_control, short_repr
-from ..detection.export import with_local_rank
+from ..detection.local_rank_option import with_local_rank
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = re.compile(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)

@@ -1,15 +1,16 @@
-"""What a batch system or a hostfile says of tasks and hosts, of which a job may use fewer than are there.
+"""The tasks and hosts of a batch system or a hostfile that a job leaves unused.
 
-A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A script that is started
-without one trains alone on the first host, and nothing fails. So this file counts what the allocation has, and
-says what a job leaves unused. It is not an error: a step of a batch script may be meant to be alone.
+A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A script
+that is started without one trains alone on the first host, and nothing fails. So this file counts what
+the allocation has, and what a job leaves unused. It is not an error: a step of a batch script may be
+meant to be alone.
 
-Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS, and the lines of
-PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine (NSLOTS) and OAR count are processors,
-which one process uses with its threads as often as not.
+Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS, and
+the lines of PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine (NSLOTS)
+and OAR count are processors, which one process uses with its threads as often as not.
 
-All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings`
-reads those. A text that cannot be read counts nothing.
+All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings` reads
+those. A text that cannot be read counts nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from typing import NamedTuple
 
 from ..base.text import counted, digits
 from .env_reader import variable
-from .launchers.records import DISTBOOT, OPENMPI
-from .launchers.slurm import INTERACTIVE_STEP, SINGLE
-from .placement import Placement
+from .placement import NO_LAUNCHER, WRAPPER, Placement
 
 # A batch script of Flux has no variable with the number of its hosts (flux-environment(7)). In `texts` this name has
 # what `flux getattr size` prints: the number of brokers, one on each host.
@@ -83,7 +82,7 @@ def unused(
     if found is not None:
         return found
     system = _system(environ)
-    if _is_step(environ):
+    if system is None or _is_step(environ):
         return None
     tasks = _count(system.tasks, environ, texts)
     hosts = _count(system.hosts, environ, texts)
@@ -98,28 +97,34 @@ def unused(
 
 def files(environ: Mapping[str, str]) -> list[str]:
     """The variables that name files which `unused` needs."""
+    names = [_HOSTFILE]
     system = _system(environ)
-    names = [_HOSTFILE, *(source.name for source in system.hosts)]
+    if system is not None:
+        names += [source.name for source in system.hosts]
     return [name for name in names if name in environ and name in _FILES]
 
 
-def _system(environ: Mapping[str, str]) -> BatchSystem:
-    """The one that started this job; one that counts nothing if there is none."""
+def _system(environ: Mapping[str, str]) -> BatchSystem | None:
+    """The one that started this job."""
     for system in BATCH_SYSTEMS:
         if system.marker in environ:
             return system
-    return BatchSystem("", "", "", "", ())
+    return None
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: then the user said how many."""
-    return environ.get("SLURM_STEP_ID", INTERACTIVE_STEP) != INTERACTIVE_STEP
+    if "SLURM_STEP_ID" not in environ:
+        return False
+    from .launchers.slurm import INTERACTIVE_STEP
+
+    return environ["SLURM_STEP_ID"] != INTERACTIVE_STEP
 
 
 def _count(
     sources: Sequence[Source], environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Count:
-    """What the first of these sources says that can be read."""
+    """The number of the first of these sources that can be read."""
     for source in sources:
         if source.name not in environ or source.unless in environ:
             continue
@@ -134,37 +139,44 @@ def _count(
 
 def _leaves_tasks(placement: Placement, tasks: int) -> bool:
     """Whether tasks have no rank. Other launchers than these were told how many ranks to start."""
-    return placement.launcher in (SINGLE.name, DISTBOOT.name) and placement.world_size < tasks
+    return placement.launcher in (NO_LAUNCHER, WRAPPER) and placement.world_size < tasks
 
 
 def _leaves_hosts(placement: Placement, hosts: int) -> bool:
-    """Whether hosts have no rank. Of a launcher that reached other hosts some may have been left out on purpose."""
-    nodes = hosts if placement.num_nodes is None else placement.num_nodes
-    return nodes < hosts and (nodes == 1 or placement.launcher == DISTBOOT.name)
+    """Whether hosts have no rank.
+
+    Some may have been left out on purpose where a launcher has reached other hosts.
+    """
+    nodes = placement.num_nodes
+    if nodes is None or nodes >= hosts:
+        return False
+    return nodes == 1 or placement.launcher == WRAPPER
 
 
 def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
-    listed = [
-        f"{counted(count.number, what)} ({count.source})"
-        for what, count in (("task", tasks), ("host", hosts))
-        if count.number
-    ]
+    listed = []
+    if tasks.number:
+        listed.append(f"{counted(tasks.number, 'task')} ({tasks.source})")
+    if hosts.number:
+        listed.append(f"{counted(hosts.number, 'host')} ({hosts.source})")
     return f"the {system.title} allocation has {' and '.join(listed)}"
 
 
 def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Count) -> str:
     """`"start a process for each task: srun python train.py …; or …; or set DISTBOOT_LAUNCHER=none …"`."""
+    on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
     in_wrapper = f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"
     if hosts.number:
-        on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
         in_wrapper = f"{on_nodes} {_OWN}"
-    if placement.launcher == DISTBOOT.name:
+    if placement.launcher == WRAPPER:
         return in_wrapper
-    if placement.launcher != SINGLE.name:
+    if placement.has_launcher:
         return f"{on_nodes} …"
-    what, number = "host", hosts.number
+    what = "host"
+    number = hosts.number
     if tasks.number:
-        what, number = "task", tasks.number
+        what = "task"
+        number = tasks.number
     return (
         f"start a process for each {what}: {system.start.format(number)}; or {in_wrapper}; or set "
         "DISTBOOT_LAUNCHER=none if this process is meant to be alone"
@@ -175,9 +187,10 @@ def _ignored_hostfile(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
     """A hostfile of Open MPI 4, which Open MPI 5 does not read: all ranks are then on the host of mpirun."""
+    if placement.launcher != "openmpi" or _HOSTFILE_OF_5 in environ:
+        return None
     # PMIX_NAMESPACE=prterun-nodea-22774@1; Open MPI 4 has a number there.
-    is_5 = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
-    if placement.launcher != OPENMPI.name or not is_5 or _HOSTFILE_OF_5 in environ:
+    if not environ.get("PMIX_NAMESPACE", "").startswith("prterun-"):
         return None
     hosts = _lines_of_hosts(texts.get(_HOSTFILE, ""))
     if not _leaves_hosts(placement, hosts):

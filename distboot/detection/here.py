@@ -1,7 +1,7 @@
-"""`detect_here`: what an environment proves on this very host. The one place that asks the host for it.
+"""`detect_here`: what an environment proves on this very host, which no other module asks.
 
-`detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no launcher numbers the
-process, that decides whether it is alone: `init`, the wrapper and all commands ask here.
+`detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no launcher
+numbers the process, that decides whether it is alone: `init`, the wrapper and all commands ask here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError
-from . import inherited, signs
+from . import inherited
 from .detect import detect
-from .launchers.slurm import SINGLE
 from .parse import is_loopback
 from .placement import Placement
-from .signs import Sign
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .signs import Sign
 
 LookUp = Callable[[str], Sequence[str]]  # the addresses of a name; raises OSError
 
@@ -42,15 +44,18 @@ def detect_here(
         environ = os.environ
     placement = detect(environ, launcher=launcher)
     is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
-    if placement.launcher != SINGLE.name or is_named:
+    if placement.has_launcher or is_named:
         return placement
+    from . import not_alone, signs  # here, as the ranks of most jobs need none
+
     others = []
-    for sign in signs.addresses(inherited.strip(environ)[0]):
+    without_ours, _ = inherited.strip(environ)
+    for sign in signs.addresses(without_ours):
         other = _of_other_host(sign, look_up or _look_up, is_own or _is_own)
         if other is not None:
             others.append(other)
     if others:
-        raise signs.not_alone(others, placement)
+        raise not_alone.not_alone(others, placement)
     return placement
 
 
@@ -64,7 +69,7 @@ def refuse_not_alone(environ: Mapping[str, str]) -> None:
 
 
 def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -> Sign | None:
-    """The sign, with why its host is another one than this; None: it is this host."""
+    """The sign, with how its host differs from this one; None: it is this host."""
     if is_own(sign.host):
         return None
     try:
@@ -72,14 +77,16 @@ def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return sign._replace(meaning=f"{sign.meaning} does not resolve on this host ({why})")
-    others = [address for address in found if not (is_loopback(address) or is_own(address))]
+    others = []
+    for address in found:
+        if not is_loopback(address) and not is_own(address):
+            others.append(address)
     if not others:
         return None
+    what = f"resolves to another host, {', '.join(others[:3])}"
     if others == [sign.host]:
-        return sign._replace(meaning=f"{sign.meaning} is not an address of this host")
-    return sign._replace(
-        meaning=f"{sign.meaning} resolves to another host, {', '.join(others[:3])}"
-    )
+        what = "is not an address of this host"
+    return sign._replace(meaning=f"{sign.meaning} {what}")
 
 
 def _look_up(name: str) -> list[str]:
@@ -97,7 +104,9 @@ def _is_own(host: str) -> bool:
 
     if not is_address(host):
         return network.is_this_host(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((host, 0))
         return True

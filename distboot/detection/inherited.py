@@ -1,13 +1,16 @@
-"""`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has already found and exported.
+"""`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has found and exported.
 
-Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. Example:
-  launcher=openmpi,rank=3,world_size=4,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
-What only one framework reads stands there with a digest of its value: exported=RANK+HOROVOD_RANK:6dd28e9b
-A process of the same launcher, job and rank uses what was found. A process of an inner launcher (the wrapper started
-mpirun, say) ignores everything that distboot exported for the outer one. Which launcher that is:
-- one whose variables were not there when the outer distboot looked (`seen`) has started this process since;
-- a variable with the value that distboot exported is distboot's, but not where its launcher sets all variables again,
-  which one shows that distboot does not export (`Launcher.own_mark`).
+Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. An
+example, in which JOB is launcher=openmpi,rank=3,world_size=4:
+  JOB,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
+What only one framework reads stands there with a digest of its value:
+  JOB,exported=RANK+HOROVOD_RANK:6dd28e9b
+A process of the same launcher, job and rank uses what was found. A process of an inner launcher (mpirun
+below the wrapper) ignores everything that distboot exported for the outer one. Which launcher that is:
+- one whose variables were not there when the outer distboot looked (`seen`) has started this process
+  since;
+- a variable with the value that distboot exported is distboot's, but not where its launcher sets all
+  variables again, which one shows that distboot does not export (`Launcher.own_mark`).
 """
 
 from __future__ import annotations
@@ -21,12 +24,7 @@ from typing import NamedTuple
 from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import short_repr
 from .parse import parse_address
-from .placement import (
-    NUMBERS,
-    SIZES,
-    VARIABLES,
-    Placement,
-)
+from .placement import LEFT_OPEN, NUMBERS, SIZES, VARIABLES, Placement
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 
@@ -34,7 +32,6 @@ _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
 _TEXTS = ("launcher", "master_addr")
 _IDENTITY = ("launcher", "rank", "world_size")
-_PLACE = NUMBERS[2:]
 _FIELDS_EXPORTED = frozenset(VARIABLES.values())
 _NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
 
@@ -87,18 +84,23 @@ class InheritedEnv(NamedTuple):
         for field in _IDENTITY:
             if self.fields.get(field) != getattr(placement, field):
                 return False
-        for field in _PLACE:
+        for field in LEFT_OPEN:
             number = getattr(placement, field)
             if number is not None and number != self.fields.get(field):
                 return False
         return self.job == digest(placement.job_id)
 
     def is_new(self, launcher: str, identity: str) -> bool:
-        """Whether a launcher speaks of another process than before; a container may not have been told of the job."""
+        """Whether the numbers of a launcher are those of another process than before.
+
+        A container may lack the variable of the job.
+        """
         before = self.seen.get(launcher, "")
-        return identity[:8] != before[:8] or (
-            bool(identity[8:] and before[8:]) and identity != before
-        )
+        if identity[:8] != before[:8]:
+            return True
+        if "" in (identity[8:], before[8:]):
+            return False
+        return identity != before
 
     def merge(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
@@ -106,25 +108,29 @@ class InheritedEnv(NamedTuple):
         for field, value in self.fields.items():
             if getattr(placement, field) == value:
                 continue
-            # An address or a port that is in the environment all the same was set after distboot exported its own.
+            # An address or a port that is in the environment all the same was set after distboot
+            # exported its own.
             if placement.sources.get(field, "") != VARIABLES.get(field):
                 new[field] = value
         if not new:
             return placement
         return placement.with_fields(VARIABLE, new)
 
-    def framework_vars(self, environ: Mapping[str, str]) -> set[str]:
+    def framework_vars(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those of `others` that are as distboot exported them."""
-        same = set()
+        same = {}
         for name, known in self.others.items():
             if name in environ and digest(environ[name]) == known:
-                same.add(name)
+                same[name] = environ[name]
         return same
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` without its `framework_vars`."""
         same = self.framework_vars(environ)
         return {name: value for name, value in environ.items() if name not in same}
+
+
+_NOTHING = InheritedEnv()
 
 
 def encode(
@@ -160,7 +166,7 @@ def encode(
 def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
     """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`."""
     if VARIABLE not in environ:
-        return environ, InheritedEnv()
+        return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
     without_ours = dict(environ)
     for name in (VARIABLE, *_unchanged(outer, environ), *outer.framework_vars(environ)):
@@ -179,8 +185,9 @@ def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
         if value is None or environ.get(name) == str(value):
             unchanged.add(name)
     if _NUMBERED & outer.exported - unchanged:
-        # A launcher without variables of its own has started processes and numbered them. What says where our one
-        # process was is not about them; the address may be: such launchers often leave it to the environment.
+        # A launcher without variables of its own has started processes and numbered them. The place
+        # of our one process is not theirs; the address may be: such launchers often leave it to the
+        # environment.
         unchanged -= {*_NUMBERED, "MASTER_ADDR", "MASTER_PORT"}
     return unchanged
 
@@ -190,7 +197,7 @@ def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     _, outer = strip(environ)
     if outer.is_about(placement):
         return outer
-    return InheritedEnv()
+    return _NOTHING
 
 
 def after_close(text: str) -> str:

@@ -1,19 +1,19 @@
-"""A platform that starts one process on each node and numbers the nodes: a record, and one function that reads it.
+"""A platform that starts one process on each node and numbers the nodes: a record, and what reads it.
 
-Several ranks per node are then the wrapper's to start (`--nproc-per-node`), and the platform's own count of processes
-or GPUs per node is its default. A platform that says one per node, or none that its nodes have, has one rank a node.
-Where nothing says how many, that is never guessed.
+Several ranks per node are then the wrapper's to start (`--nproc-per-node`), and the platform's own
+count of processes or GPUs per node is its default. A platform whose count is 1, or one process of
+which uses a whole node, has one rank a node. Without a count the number is never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..base.text import digits
 from .env_reader import EnvReader, variable
+from .left_over import LeftOver
 from .parse import (
-    parse_address,
     parse_hosts,
     parse_number,
     parse_port,
@@ -49,7 +49,10 @@ class NodePlatform(NamedTuple):
     # What is odd about it: reads all of it, or decides whether it started this process
     read: Callable[[EnvReader], None] | None = None
     claim: Callable[[Mapping[str, str]], bool] | None = None
-    owns_torch_vars: bool = False  # as in `Launcher`
+    # The same as in `Launcher`
+    left_over: tuple[LeftOver, ...] = ()
+    owns_torch_vars: bool = False
+    compared_with_signs: bool = False
     nodes_are_hosts: bool = False
     env_forwarding_hint: str = "set NAME=VALUE for the process of every node"
     note: str = ""  # for the reference
@@ -57,19 +60,21 @@ class NodePlatform(NamedTuple):
     @property
     def markers(self) -> tuple[str, ...]:
         """The variables of which any one shows this platform."""
-        return self.marks or tuple(filter(None, (self.index_variable, self.count_variable)))
+        if self.marks:
+            return self.marks
+        return tuple(filter(None, (self.index_variable, self.count_variable)))
 
 
 def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
     """Whether a platform started this process as one of several nodes, and nothing numbers processes."""
     names = environ.keys()
-    if names.isdisjoint(platform.markers) or not names.isdisjoint(_OF_PROCESSES):
+    if names.isdisjoint(platform.markers):
         return False
-    is_one_node = (
-        environ.get(platform.count_variable) == "1"
-        and environ.get(platform.index_variable, "0") == "0"
-    )
-    return not is_one_node
+    if not names.isdisjoint(_OF_PROCESSES):
+        return False
+    if environ.get(platform.count_variable) != "1":
+        return True
+    return environ.get(platform.index_variable, "0") != "0"
 
 
 def read(platform: NodePlatform, reader: EnvReader) -> None:
@@ -84,22 +89,22 @@ def read(platform: NodePlatform, reader: EnvReader) -> None:
 
 def _count(platform: NodePlatform, reader: EnvReader) -> int | None:
     """Record the number of nodes; without a count it is that of the hosts listed."""
-    if platform.count_variable not in reader.environ and platform.hosts in reader.environ:
-        hosts = reader.parsed(platform.hosts, parse_hosts) or []
-        nodes = len(hosts) or None
-        source = f"hosts of {platform.hosts}"
-        reader.put(source, world_size=nodes, num_nodes=nodes)
+    if platform.count_variable in reader.environ or platform.hosts not in reader.environ:
+        nodes = reader.integer(platform.count_variable, "world_size")
+        reader.put(platform.count_variable, num_nodes=nodes)
         return nodes
-    nodes = reader.integer(platform.count_variable, "world_size")
-    reader.put(platform.count_variable, num_nodes=nodes)
-    return nodes
+    hosts = reader.parsed(platform.hosts, parse_hosts)
+    if not hosts:
+        return None
+    source = f"hosts of {platform.hosts}"
+    reader.put(source, world_size=len(hosts), num_nodes=len(hosts))
+    return len(hosts)
 
 
 def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
     """Read where node 0 is, and at which port."""
     if platform.address in reader.environ:
-        address = reader.parsed(platform.address, parse_address)
-        reader.own_address = address and (address[0], platform.address)
+        reader.take_own_address(platform.address)
     if platform.hosts in reader.environ:
         _read_hosts(platform, reader, nodes)
     if platform.port in reader.environ and "MASTER_PORT" not in reader.environ:
@@ -112,7 +117,9 @@ def check_world_size(reader: EnvReader, nodes: int | None) -> None:
     if "WORLD_SIZE" not in reader.environ or not nodes:
         return
     ranks = reader.parsed("WORLD_SIZE", parse_number)
-    if ranks is not None and (ranks == 0 or ranks % nodes != 0):
+    if ranks is None:
+        return
+    if ranks == 0 or ranks % nodes != 0:
         source = reader.source("world_size")
         reader.reject("WORLD_SIZE", f"is not a multiple of the {nodes} nodes of {source}")
 
@@ -122,23 +129,30 @@ def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
     if platform.one_rank:
         return None
     for name in platform.per_node:
-        if name not in reader.environ:
-            continue
-        if reader.environ[name] in _SEVERAL:
-            return f"{variable(reader.environ, name)} asks for several processes on each node"
-        count = reader.parsed(name, parse_number)
-        if count is None or count > 1:
-            return f"{variable(reader.environ, name)}, and one process was started on each node"
+        if name in reader.environ:
+            return _several_by(name, reader)
+    return (
+        f"{platform.index_variable} counts nodes, "
+        "and nothing says how many processes each is to run"
+    )
+
+
+def _several_by(name: str, reader: EnvReader) -> str | None:
+    """Why a node has several ranks by a variable that counts them; None: it has one."""
+    if reader.environ[name] in _SEVERAL:
+        return f"{variable(reader.environ, name)} asks for several processes on each node"
+    count = reader.parsed(name, parse_number)
+    if count is not None and count <= 1:
         return None
-    return f"{platform.index_variable} counts nodes, and nothing says how many processes each is to run"
+    return f"{variable(reader.environ, name)}, and one process was started on each node"
 
 
 def ranks_per_node(
-    platforms: tuple[NodePlatform, ...], environ: Mapping[str, str]
+    platforms: Iterable[NodePlatform], environ: Mapping[str, str]
 ) -> tuple[str, int] | None:
-    """The variable with the platform's number of ranks per node, and the number; None: no platform says it."""
+    """The variable with the platform's number of ranks per node, and the number; None: there is none."""
     for platform in platforms:
-        if not any(name in environ for name in (*platform.markers, *platform.triggers)):
+        if environ.keys().isdisjoint((*platform.markers, *platform.triggers)):
             continue
         for name in platform.per_node:
             count = digits(environ.get(name, ""))

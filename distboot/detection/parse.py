@@ -1,9 +1,10 @@
 """Addresses, ports and lists of hosts, as people and launchers write them.
 
-`[v6]:port`, `v6`, `v4:port`, `host` and `host:port` are all read; of lists Slurm's compact ones (`rack[1-2]n[03-04,7]`,
-counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without scontrol: what `scontrol show hostnames` rejects
-is rejected, and so is what it reads in spite of a mistake (`n[1-3`, `a,,b`). Every failure is a ValueError whose text
-names the cause and reads well after "VARIABLE='value' ".
+`[v6]:port`, `v6`, `v4:port`, `host` and `host:port` are all read; of lists Slurm's compact ones
+(`rack[1-2]n[03-04,7]`, counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without scontrol:
+what `scontrol show hostnames` rejects is rejected, and so is what it reads in spite of a mistake
+(`n[1-3`, `a,,b`). Every failure is a ValueError whose text names the cause and reads well after
+"VARIABLE='value' ".
 Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in srun(1), and scontrol 22.05.
 """
 
@@ -30,6 +31,7 @@ _USUAL = re.compile(
     re.ASCII,
 )
 _LONGEST_USUAL = 200
+_LENGTHS_OF_LABELS = frozenset(range(1, 64))  # characters between the dots of a host name
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
@@ -47,11 +49,17 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:
-    """`(host, port)` of an address; the host comes without brackets, the port is None where the address has no port."""
+    """`(host, port)` of an address: the host without brackets, the port None where there is none."""
     usual = _USUAL.fullmatch(text)
     if usual is not None and len(text) <= _LONGEST_USUAL:
         host, port = usual.groups()
-        return host, _optional_port(port)
+        if port is None:
+            return host, None
+        return host, int(port)
+    return _parse_unusual_address(text)
+
+
+def _parse_unusual_address(text: str) -> tuple[str, int | None]:
     if "://" in text:
         raise ValueError("is a URL, not an address" + _service_link(text))
     if text.startswith("["):
@@ -59,14 +67,10 @@ def parse_address(text: str) -> tuple[str, int | None]:
     if text.count(":") > 1:
         return _ipv6(text), None
     host, colon, port = text.partition(":")
-    return _name_or_ipv4(host), parse_port(port) if colon else None
-
-
-def _optional_port(text: str | None) -> int | None:
-    """The number of a port that has the form of one."""
-    if text is None:
-        return None
-    return int(text)
+    host = _name_or_ipv4(host)
+    if not colon:
+        return host, None
+    return host, parse_port(port)
 
 
 def _bracketed(text: str) -> tuple[str, int | None]:
@@ -84,7 +88,7 @@ def _bracketed(text: str) -> tuple[str, int | None]:
 def parse_number(text: str, least: int = 0) -> int:
     """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
     if not _is_whole_number(text):
-        raise ValueError(f"is not a whole number of {least} or more" if text else "is empty")
+        raise ValueError(_empty_or(text, f"is not a whole number of {least} or more"))
     number = int(text[:9])
     if number > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
@@ -92,7 +96,7 @@ def parse_number(text: str, least: int = 0) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A number of processes or nodes; the reader says what a 0 contradicts."""
+    """A number of processes or nodes. A 0 is left to the reader, which knows what it contradicts."""
     return parse_number(text, least=1)
 
 
@@ -101,20 +105,33 @@ def parse_port(text: str) -> int:
     if "://" in text:
         raise ValueError("is a URL, not a port" + _service_link(text))
     if not _is_whole_number(text):
-        raise ValueError("is not a port number" if text else "is empty: a port number is needed")
-    if len(text) > 5 or not 1 <= int(text) <= 65535:
+        raise ValueError(_empty_or(text, "is not a port number", ": a port number is needed"))
+    port = int(text[:6])
+    if not 1 <= port <= 65535:
         raise ValueError("is not a port: ports are 1 to 65535")
-    return int(text)
+    return port
+
+
+def _empty_or(text: str, cause: str, needed: str = "") -> str:
+    """What is wrong with a text: it is empty, or else this cause."""
+    if text:
+        return cause
+    return f"is empty{needed}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
+    """Whether a host can mean only "this machine itself"; the wildcard addresses reach it, too."""
     if host.lower().rstrip(".") in _LOOPBACK_NAMES:
         return True
     if not is_address(host):
         return False
-    if ":" not in host and not host.startswith(("127.", "0.")):
-        return False
+    if ":" not in host:
+        return host.startswith(("127.", "0.")) and _is_loopback_address(host)
+    return _is_loopback_address(host)
+
+
+def _is_loopback_address(host: str) -> bool:
+    # Here and below, so that reading a name or an IPv4 address does not pay for it
     import ipaddress
 
     try:
@@ -133,7 +150,7 @@ def expand_hosts(text: str) -> list[str]:
             hosts.append(item)
         else:
             hosts += _expand(item, len(hosts))
-    _bounded(len(hosts))
+    _refuse_too_many(len(hosts))
     return hosts
 
 
@@ -145,15 +162,17 @@ def _items(text: str) -> list[str]:
 
 def _expand(item: str, known: int) -> list[str]:
     """The host names of one item with brackets, of a list of which so many are known."""
-    # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
+    # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last
+    # bracket.
     *parts, rest = _BRACKETS.split(item)
     plain = parts[::2]
-    if rest or not parts or not all(map(_NAME.fullmatch, filter(None, plain))):
+    is_hostlist = parts and not rest and all(map(_NAME.fullmatch, filter(None, plain)))
+    if not is_hostlist:
         raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
     pieces: list[list[str]] = []
     for text, ranges in zip(plain, parts[1::2], strict=True):
         pieces += [[text], _numbers(ranges)]
-        _bounded(known + math.prod(map(len, pieces)))
+        _refuse_too_many(known + math.prod(map(len, pieces)))
     # Slurm's own order: the last bracket runs fastest, then the first, then the second.
     last = pieces.pop()
     heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
@@ -170,7 +189,7 @@ def expand_counts(text: str) -> list[int]:
                 f"is not a list of counts like '4(x2),3': cannot read {short_repr(item)}"
             )
         times = int(match[2] or 1)
-        _bounded(len(counts) + times)
+        _refuse_too_many(len(counts) + times)
         counts.extend([int(match[1])] * times)
     return counts
 
@@ -191,7 +210,10 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def repeated_host(hosts: Sequence[str]) -> str | None:
-    """A host that is in a list more than once, in whatever case; None: there is none. Loopback may be, for tries."""
+    """A host that is in a list more than once, in whatever case, or None.
+
+    Loopback may be, for tries.
+    """
     seen = set()
     for host in hosts:
         lower = host.lower()
@@ -203,20 +225,32 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
 
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
-    import json  # only here, so that other launchers do not pay for it
-
-    try:
-        hosts = json.loads(text) if len(text) <= _LONGEST_JSON else None
-    except (ValueError, RecursionError):
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        raise ValueError("is not a JSON list of host names")
+    hosts = _json(text)
+    if not isinstance(hosts, list) or not hosts:
+        raise ValueError(_NOT_JSON_HOSTS)
+    if not all(isinstance(host, str) for host in hosts):
+        raise ValueError(_NOT_JSON_HOSTS)
     if len(set(hosts)) != len(hosts):
         raise ValueError("names a host twice")
     for host in hosts:
         if not _NAME.fullmatch(host):
-            raise ValueError(f"is not a JSON list of host names: cannot read {short_repr(host)}")
+            raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {short_repr(host)}")
     return hosts
+
+
+_NOT_JSON_HOSTS = "is not a JSON list of host names"
+
+
+def _json(text: str) -> object:
+    """The value of a text of JSON; None if it is not JSON, or too long."""
+    import json  # only here, so that other launchers do not pay for it
+
+    if len(text) > _LONGEST_JSON:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_whole_number(text: str) -> bool:
@@ -233,7 +267,7 @@ def _service_link(text: str) -> str:
 
 
 def _ipv6(host: str) -> str:
-    import ipaddress  # only here, so that reading a name or an IPv4 address does not pay for it
+    import ipaddress
 
     address, percent, scope = host.partition("%")
     if not percent or _SCOPE.fullmatch(scope):
@@ -249,36 +283,43 @@ def _name_or_ipv4(host: str) -> str:
         return host
     if is_address(host):
         raise ValueError("is not an IPv4 address")
-    if not _HOST_NAME.fullmatch(host) or len(host) > 253:
-        raise ValueError("is not a host name")
     labels = host.removesuffix(".").split(".")
-    if not all(0 < len(label) <= 63 for label in labels):
+    lengths = {len(label) for label in labels}
+    if not _HOST_NAME.fullmatch(host) or len(host) > 253 or not lengths <= _LENGTHS_OF_LABELS:
         raise ValueError("is not a host name")
     return host
 
 
 def _numbers(ranges: str) -> list[str]:
+    """The numbers in a bracket: `"09-11,7"` -> `["09", "10", "11", "7"]`."""
     numbers: list[str] = []
     for item in ranges.split(","):
         if item.isdigit():
             numbers.append(item)
-            continue
-        match = _RANGE.fullmatch(item)
-        if not match:
-            raise ValueError(f"is not a hostlist: cannot read the range {short_repr(item)}")
-        low, high, width = int(match[1]), int(match[2]), len(match[1])
-        if high < low:
-            raise ValueError(f"is not a hostlist: the range {short_repr(item)} runs backwards")
-        if high - low >= _LONGEST_RANGE:
-            raise ValueError(
-                f"is not a hostlist: the range {short_repr(item)} has more than {_LONGEST_RANGE} numbers"
-            )
-        _bounded(len(numbers) + high - low + 1)
-        padded = f"%0{width}d"
-        numbers.extend([padded % number for number in range(low, high + 1)])
+        else:
+            numbers += _range(item, len(numbers))
     return numbers
 
 
-def _bounded(count: int) -> None:
+def _range(item: str, known: int) -> list[str]:
+    """The numbers of a range, in a bracket of which so many are known."""
+    match = _RANGE.fullmatch(item)
+    shown = short_repr(item)
+    if not match:
+        raise ValueError(f"is not a hostlist: cannot read the range {shown}")
+    low = int(match[1])
+    high = int(match[2])
+    if high < low:
+        raise ValueError(f"is not a hostlist: the range {shown} runs backwards")
+    if high - low >= _LONGEST_RANGE:
+        raise ValueError(
+            f"is not a hostlist: the range {shown} has more than {_LONGEST_RANGE} numbers"
+        )
+    _refuse_too_many(known + high - low + 1)
+    padded = f"%0{len(match[1])}d"
+    return [padded % number for number in range(low, high + 1)]
+
+
+def _refuse_too_many(count: int) -> None:
     if count > _MOST:
         raise ValueError(f"names more than {_MOST} nodes")

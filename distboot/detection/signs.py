@@ -1,23 +1,24 @@
-"""What an environment says about other processes, where no launcher numbers this one. Pure, as `detect` is.
+"""Which variables show other processes of the job, where no launcher numbers this one. Pure, as `detect` is.
 
 A process is alone if nothing speaks against it. Four kinds of variables do, whatever their prefix:
-- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0 without its count;
-- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix that is no number;
+- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0 without
+  its count;
+- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix that
+  is not a number;
 - a list of several hosts (`ACME_WORKER_HOSTNAMES=10.0.0.4,10.0.0.5`);
-- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell whether the address
-  is its own: `addresses` lists those to ask about, and `here` asks.
-CI systems and job arrays number independent jobs in the same way. So an index counts only if it is one of a node, a
-worker, a task, a process or their like (not of a job, a shard, a step), or is called a rank; and the families of
-variables in `_INDEPENDENT` never count.
+- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell whether
+  the address is its own: `addresses` lists those to ask about, and `here` asks.
+CI systems and job arrays number independent jobs in the same way. So an index counts only if it is one
+of a node, a worker, a task, a process or their like (not of a job, a shard, a step), or is called a
+rank; and the families of variables in `_INDEPENDENT` never count.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import digits, short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
@@ -45,6 +46,7 @@ _NOUNS = (
     *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK", "VM"),
 )
 _PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
+_SINGULARS = {"PROCESSES": "PROCESS"}  # those that do not just lose their S
 # Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process may have.
 _COUNTING_PLURALS = (
     *("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS"),
@@ -122,9 +124,8 @@ _JOBS = re.compile(
     r"(^|_)(ARRAY|SHARD|JOB|STEP|TESTS?|SPLIT|CHUNK|PARTITION|MATRIX|BUILD|STAGE|TRIAL|"
     r"COMPLETION)_$"
 )
-_MALFORMED = "not a valid number of processes or nodes"
+MALFORMED = "not a valid number of processes or nodes"
 _LONGEST = 100_000  # characters of a list of hosts that are read
-_MOST = 20  # signs in one message
 
 
 class Sign(NamedTuple):
@@ -147,12 +148,14 @@ def names(environ: Iterable[str]) -> list[str]:
 
 
 def signs(environ: Mapping[str, str]) -> list[Sign]:
-    """Everything in an environment that says that there are others, but for addresses."""
+    """Everything in an environment that shows other processes, but for addresses."""
     present = _named(environ)
-    pairs = list(_pairs(environ, present))
-    used = {name for sign in pairs for name in sign.variables}
-    rest = [_sign_of_one(name, environ[name]) for name in present if name not in used]
-    return [*pairs, *filter(None, rest)]
+    found = list(_pairs(environ, present))
+    used = {name for sign in found for name in sign.variables}
+    for name in present:
+        if name not in used:
+            found += _signs_of_one(name, environ[name])
+    return found
 
 
 def _named(environ: Mapping[str, str]) -> list[str]:
@@ -161,7 +164,7 @@ def _named(environ: Mapping[str, str]) -> list[str]:
 
 
 def addresses(environ: Mapping[str, str]) -> list[Sign]:
-    """The variables that say where rank 0 is, each a sign if that is another host than this one."""
+    """The variables with an address of rank 0, each a sign if that is not this host."""
     found = []
     for name in names(environ):
         host = _host_of_rank0(name.upper(), environ[name].strip())
@@ -179,90 +182,20 @@ def _host_of_rank0(name: str, value: str) -> str:
     return _host_of(value)
 
 
-def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
-    """The error for a process that is alone by its placement, and has others beside it by these signs."""
-    if all(sign.meaning is _MALFORMED for sign in found):
-        return _malformed(found)
-    if placement.launcher == "single":
-        claim = "no launcher numbers this process, and"
-    else:
-        claim = (
-            f"launcher {placement.launcher!r} says rank 0 of 1 ({placement.sources['rank']}), but"
-        )
-    listed = [str(sign) for sign in found[:_MOST]]
-    if len(found) > _MOST:
-        listed.append(f"and {len(found) - _MOST} more")
-    return DistbootError(
-        "not-alone",
-        "\n  ".join([f"{claim} its environment says that there are others:", *listed]),
-        _remedy(found),
-    ).of(UNKNOWN_RANK)
-
-
-def _malformed(found: Sequence[Sign]) -> DistbootError:
-    names = ", ".join(sign.variables[0] for sign in found)
-    return DistbootError(
-        "broken-environment",
-        "\n  ".join(map(str, found)),
-        f"set {names} to a whole number of 1 or more, or unset it; "
-        "or set DISTBOOT_LAUNCHER=none if this process is alone",
-    ).of(UNKNOWN_RANK)
-
-
-def _remedy(found: Sequence[Sign]) -> str:
-    index = "<number of this node>"
-    count = "<nodes>"
-    pairs = [sign for sign in found if len(sign.variables) == 2]
-    if len({sign.values for sign in pairs}) == 1:  # else they disagree
-        index, count = (f"${name}" for name in pairs[0].variables)
-    address = "<host of node 0>"
-    for sign in found:
-        if sign.host:
-            address = _typed_address(sign)
-            break
-    of_nodes = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
-    wrapper = "python -m distboot run --nproc-per-node auto -- python train.py"
-    return (
-        f"with one process per node: {of_nodes} {wrapper}; "
-        "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "
-        "or DISTBOOT_LAUNCHER=none if this process is alone"
-    )
-
-
-def _typed_address(sign: Sign) -> str:
-    """The value to type for MASTER_ADDR; a URL is no address."""
-    if "://" in sign.values[0]:
-        return sign.host
-    return f"${sign.variables[0]}"
-
-
-def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
-    """An index and a count of one prefix: ACME_WORKER_INDEX and ACME_GROUP_SIZE."""
-    counts = _counts(present)
-    if not counts:
-        return
-    for name in present:
-        index = _INDEX.fullmatch(name.upper())
-        if index is None or _is_of_independent_jobs(index):
-            continue
-        count = _count_beside(index, counts)
-        if count is not None and _says_several(index["kind"], environ[name], environ[count]):
-            values = (environ[name], environ[count])
-            yield Sign((name, count), values, f"one of several, by {name} and {count}")
-
-
 def other_nodes(
     environ: Mapping[str, str], placement: Placement, own: Iterable[str]
 ) -> Sign | None:
-    """An index and a count of nodes by which this is not the node that it is by its placement, or None.
+    """An index and a count by which this is not the node that it is by its placement, or None.
 
-    Variables that begin with a word of `own` are those of the platform itself, and those without a prefix are
-    compared elsewhere.
+    Variables that begin with a word of `own` are those of the platform itself, and those without a
+    prefix are compared elsewhere.
     """
-    words = {name.partition("_")[0] for name in own}
+    families = {name.partition("_")[0] for name in own}
     for sign in _pairs(environ, _named(environ)):
         index = _INDEX.fullmatch(sign.variables[0].upper())
-        if index is None or not index["prefix"] or index["prefix"].partition("_")[0] in words:
+        assert index is not None
+        prefix = index["prefix"]
+        if not prefix or prefix.partition("_")[0] in families:
             continue
         if _contradicts(index, sign.values, placement):
             return sign
@@ -284,64 +217,82 @@ def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placeme
     return count != nodes or number not in (placement.rank, placement.rank + 1)
 
 
+def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
+    """An index and a count of one prefix: ACME_WORKER_INDEX and ACME_GROUP_SIZE."""
+    counts = _counts(present)
+    if not counts:
+        return
+    for name in present:
+        index = _INDEX.fullmatch(name.upper())
+        if index is None:
+            continue
+        count = _count_beside(index, counts)
+        if count is not None and _shows_several(index["kind"], environ[name], environ[count]):
+            values = (environ[name], environ[count])
+            yield Sign((name, count), values, f"one of several, by {name} and {count}")
+
+
 def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
-    """Prefix -> the count of that prefix; True: it says what it counts."""
+    """Prefix -> the count of that prefix; True: its name has what it counts."""
     counts: dict[str, dict[bool, str]] = {}
     for name in present:
         count = _COUNT.fullmatch(name.upper())
         if count is None:
             continue
         prefix = count["prefix"]
-        if count["plural"] is not None:
-            prefix = f"{prefix}{_singular(count['plural'])}_"
+        plural = count["plural"]
+        if plural is not None:
+            singular = _SINGULARS.get(plural) or plural.removesuffix("S")
+            prefix = f"{prefix}{singular}_"
         counts.setdefault(prefix, {}).setdefault(count["noun"] is not None, name)
     return counts
 
 
-def _singular(plural: str) -> str:
-    if plural == "PROCESSES":
-        return "PROCESS"
-    return plural.removesuffix("S")
-
-
 def _count_beside(index: re.Match[str], counts: Mapping[str, Mapping[bool, str]]) -> str | None:
-    """The count that belongs to an index; of one without a noun (ACME_INDEX) only one that says what it counts."""
-    for prefix in (index["prefix"], index["prefix"] + (index["noun"] or "")):
-        beside = counts.get(prefix, {})
+    """The count that belongs to an index; None: there is none, or it is that of independent jobs."""
+    prefix = index["prefix"]
+    noun = index["noun"] or ""
+    if not noun and _JOBS.search(prefix):
+        return None
+    for each in (prefix, prefix + noun):
+        beside = counts.get(each, {})
         if True in beside:
             return beside[True]
-        if False in beside and (index["noun"] or index["kind"] == "RANK"):
-            if _is_size_of_a_thing(index, beside[False]):
-                return None
-            return beside[False]
+        if False in beside:
+            return _count_without_noun(index, beside[False])
     return None
 
 
-def _is_size_of_a_thing(index: re.Match[str], count: str) -> bool:
-    """Whether a size beside an id is that of what the id names: TASK_ID and TASK_SIZE, not RANK_ID and RANK_SIZE."""
-    return index["kind"] == "ID" and index["noun"] != "RANK_" and count.upper().endswith("SIZE")
+def _count_without_noun(index: re.Match[str], count: str) -> str | None:
+    """Such a count, if the index has a noun or is a rank; not the size of what an id names.
+
+    TASK_SIZE beside TASK_ID is the size of the task, and RANK_SIZE beside RANK_ID is the count of ranks.
+    """
+    if not index["noun"] and index["kind"] != "RANK":
+        return None
+    if index["kind"] == "ID" and index["noun"] != "RANK_" and count.upper().endswith("SIZE"):
+        return None
+    return count
 
 
-def _is_of_independent_jobs(index: re.Match[str]) -> bool:
-    return not index["noun"] and _JOBS.search(index["prefix"]) is not None
-
-
-def _says_several(kind: str, index: str, count: str) -> bool:
-    """Whether an index and a count are not those of one process: `0` of `1`, or `1` of `1` where one counts from 1."""
+def _shows_several(kind: str, index: str, count: str) -> bool:
+    """Whether an index and a count are not those of one process: 0 of 1, or 1 of 1 counted from 1."""
     if kind == "ID" and _is_name(index, count):
         return False
     if _significant(count) == "1":
         return index.isdigit() and index not in ("0", "1")
-    return bool(count) and bool(index)
+    return "" not in (count, index)
 
 
 def _is_name(text: str, count: str) -> bool:
-    """Whether an id is a name and no index: `web.1`, or `12345` of `3`."""
+    """Whether an id is a name and not an index: `web.1`, or `12345` of `3`."""
     number = digits(text)
     if number is None:
         return True
     most = digits(count)
-    return most is not None and most > 0 and number > 10 * most
+    if not most:
+        return False
+    return number > 10 * most
 
 
 def _is_above_0(text: str) -> bool:
@@ -352,13 +303,13 @@ def _is_above_1(text: str) -> bool:
     return _significant(text) not in ("", "1")
 
 
-def _is_no_count(text: str) -> bool:
-    """Whether a number of processes or nodes is malformed; an empty one is as good as none."""
+def _is_malformed(text: str) -> bool:
+    """Whether a number of processes or nodes is not a number; an empty one is as good as none."""
     return text.strip() != "" and _significant(text) == ""
 
 
 def _significant(text: str) -> str:
-    """What is left of a number without zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
+    """A number without the zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
     text = text.strip().lstrip("+")
     if not text[:1].isdecimal():
         return ""
@@ -367,35 +318,45 @@ def _significant(text: str) -> str:
 
 
 def _has_several_hosts(text: str) -> bool:
-    hosts = {_host_of(word) for word in re.split(r"[\s,;]+", text[:_LONGEST]) if word}
-    return len([host for host in hosts if not is_loopback(host)]) > 1
+    words = re.split(r"[\s,;]+", text[:_LONGEST])
+    hosts = {_host_of(word) for word in words if word}
+    others = [host for host in hosts if not is_loopback(host)]
+    return len(others) > 1
 
 
 def _has_comma(text: str) -> bool:
     return "," in text
 
 
-_ALONE = (
-    (_SIZE, _is_above_1, "a number of processes or nodes above 1"),
-    (_PLAIN_SIZE, _is_no_count, _MALFORMED),
-    (_RANK, _is_above_0, "a rank above 0"),
-    (_AZUREML_TASK, _is_above_0, "one of several tasks of a job of Azure ML"),
-    (_DEVICES, _has_comma, "the devices of several processes"),
-    (_HOSTS, _has_several_hosts, "several hosts"),
+class _Kind(NamedTuple):
+    """A variable that shows other processes by itself."""
+
+    name: re.Pattern[str]
+    shows: Callable[[str], bool]  # with which values
+    meaning: str
+
+
+_KINDS_OF_ONE = (
+    _Kind(_SIZE, _is_above_1, "a number of processes or nodes above 1"),
+    _Kind(_PLAIN_SIZE, _is_malformed, MALFORMED),
+    _Kind(_RANK, _is_above_0, "a rank above 0"),
+    _Kind(_AZUREML_TASK, _is_above_0, "one of several tasks of a job of Azure ML"),
+    _Kind(_DEVICES, _has_comma, "the devices of several processes"),
+    _Kind(_HOSTS, _has_several_hosts, "several hosts"),
 )
 
 
-def _sign_of_one(name: str, value: str) -> Sign | None:
-    """The sign that a variable is without another one beside it, or None."""
+def _signs_of_one(name: str, value: str) -> list[Sign]:
+    """The sign that a variable is by itself, if it is one."""
     upper = name.upper()
-    for pattern, speaks, meaning in _ALONE:
-        if pattern.fullmatch(upper) and speaks(value):
-            return Sign((name,), (value,), meaning)
-    return None
+    for kind in _KINDS_OF_ONE:
+        if kind.name.fullmatch(upper) and kind.shows(value):
+            return [Sign((name,), (value,), kind.meaning)]
+    return []
 
 
 def _host_of(text: str) -> str:
-    """The host in an address, which may have a port or be a URL; the text itself if it is none."""
+    """The host in an address, which may have a port or be a URL; the text itself if it is not one."""
     text = text.rpartition("://")[2]
     try:
         return parse_address(text)[0]

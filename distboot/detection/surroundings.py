@@ -12,10 +12,8 @@ from functools import cache
 from ..base.text import counted, escape_control, log_line
 from . import allocation
 from .allocation import Unused
-from .detect import OFF
-from .launchers.records import DISTBOOT
-from .launchers.slurm import SINGLE
-from .placement import Placement
+from .named import OFF
+from .placement import NO_LAUNCHER, WRAPPER, Placement
 
 _LONGEST = 1 << 20  # bytes of a list of hosts
 _FLUX_LIMIT = 5.0  # seconds for the broker on this host to answer
@@ -40,10 +38,10 @@ def unused(
 ) -> Unused | None:
     """Tasks or hosts that the environment reserves, and on which no rank of this job runs."""
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
-    if named in (OFF, SINGLE.name):
+    if named in (OFF, NO_LAUNCHER):
         return None
     texts = {name: read(environ[name]) for name in allocation.files(environ)}
-    if allocation.FLUX in environ and placement.launcher in (SINGLE.name, DISTBOOT.name):
+    if allocation.FLUX in environ and placement.launcher in (NO_LAUNCHER, WRAPPER):
         texts[allocation.FLUX] = _flux_size()
     return allocation.unused(placement, environ, texts)
 
@@ -52,16 +50,15 @@ def warn_of_unused(placement: Placement, found: Unused | None) -> None:
     """Say on rank 0 what the job leaves unused."""
     if found is None or placement.rank:
         return
-    log_line(
-        placement.who, escape_control(f"warning: {described(placement, found)}: {found.remedy}")
-    )
+    warning = f"warning: {described(placement, found)}: {found.remedy}"
+    log_line(placement.who, escape_control(warning))
 
 
 def described(placement: Placement, found: Unused) -> str:
     """`"this process is alone, but the Slurm allocation has 4 tasks (SLURM_NTASKS='4')"`."""
     ranks = "this process is alone"
     if placement.world_size > 1:
-        where = "1 host" if placement.num_nodes is None else counted(placement.num_nodes, "host")
+        where = counted(placement.num_nodes or 1, "host")
         ranks = f"the {placement.world_size} ranks are on {where}"
     return f"{ranks}, but {found.found}"
 

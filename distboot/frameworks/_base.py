@@ -23,6 +23,7 @@ from ..context import Context
 from ..detection import inherited
 from ..detection.env_reader import variable
 from ..detection.export import EnvTransaction, variables
+from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS
 from ..host import free_port
 from ..host.network import NO_PROXIES, PROXIES
@@ -196,7 +197,7 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start no framework: export, once all ranks joined, a MASTER_PORT that is free."""
     offer = None
     # Under torchrun MASTER_PORT is that of its own store, which torch will use
-    is_torchrun = job.placement.launcher == "torchrun"
+    is_torchrun = LAUNCHERS[job.placement.launcher].serves_master_port
     if job.placement.rank == 0 and not is_torchrun and job.store_address is not None:
         offer = str(free_port())
     job.ready(lambda: (True, Ready(offer=offer)))

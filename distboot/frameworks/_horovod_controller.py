@@ -12,16 +12,13 @@ from typing import NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.text import log_line, short_repr
-from ..detection.launchers.records import MPI_LAUNCHERS
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ._horovod_build import Build, rebuild
 
 _CONTROLLER = "HOROVOD_CONTROLLER"
 _OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 
-# Launchers under which the user may ask for MPI. Whether what srun starts finds an MPI that fits is
-# not known before MPI starts.
-_MAY_START_MPI = (*MPI_LAUNCHERS, "slurm", "pals", "lsf", "flux")
 SAME_MPI = (
     "start the job with the mpirun of that MPI, or build Horovod with the MPI of the launcher"
 )
@@ -37,7 +34,7 @@ class _Wish(NamedTuple):
 def may_use_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:
     """Whether the choice depends on how Horovod was built."""
     wish = _wish(environ, None)
-    return placement.launcher in MPI_LAUNCHERS or wish.controller == "mpi"
+    return LAUNCHERS[placement.launcher].mpi == "yes" or wish.controller == "mpi"
 
 
 def controller(
@@ -98,7 +95,7 @@ def _fits_mpi(build: Build, placement: Placement, conflict: str | None) -> bool:
         return False
     if placement.world_size == 1 and not build.gloo:
         return True  # a process that is alone can start MPI without a launcher
-    return placement.launcher in MPI_LAUNCHERS and conflict is None
+    return LAUNCHERS[placement.launcher].mpi == "yes" and conflict is None
 
 
 def _refuse_mpi(build: Build, placement: Placement, conflict: str | None, wish: _Wish) -> None:
@@ -109,7 +106,9 @@ def _refuse_mpi(build: Build, placement: Placement, conflict: str | None, wish: 
             "HOROVOD_WITH_MPI",
             f"{wish.source} asks for it",
         )
-    if placement.world_size > 1 and placement.launcher not in _MAY_START_MPI:
+    # Whether what srun starts finds an MPI that fits is not known before MPI starts.
+    may_start_mpi = LAUNCHERS[placement.launcher].mpi in ("yes", "maybe")
+    if placement.world_size > 1 and not may_start_mpi:
         code = "broken-environment"
         if wish.source.startswith("backend="):
             code = "backend-not-available"
@@ -171,7 +170,7 @@ def _conflict(build: Build, placement: Placement, environ: Mapping[str, str]) ->
 
     Each process would be in a world of its own, or end in MPI_Init.
     """
-    if build.library is None or placement.launcher not in MPI_LAUNCHERS:
+    if build.library is None or LAUNCHERS[placement.launcher].mpi != "yes":
         return None
     mpirun = _conflicting_mpirun(build.library, placement.launcher, environ)
     if mpirun is None:

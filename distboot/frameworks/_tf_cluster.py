@@ -16,10 +16,10 @@ from ..agent.session import Session
 from ..base.errors import DistbootError
 from ..base.text import format_address, ranks_said
 from ..detection import inherited
-from ..detection.detect import read_placement
 from ..detection.launchers.tf_config import TF_CONFIG, corrected
 from ..detection.parse import parse_address
 from ..detection.placement import Placement
+from ..detection.readings import read_placement
 from ._base import past_proxies
 
 VARIABLE = "TF_CONFIG"

@@ -13,6 +13,7 @@ from typing import Any
 from ..base.errors import DistbootError
 from ..base.text import short_repr
 from ..detection.detect import NODE_LEVEL_HINT
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 
 TYPE_CHECKING = False
@@ -135,7 +136,7 @@ def own_device(
 def refuse_idle_accelerators(placement: Placement, device_type: str, count: int) -> None:
     """Refuse one process on a node with `count` accelerators, unless the user chose that."""
     one_per_node = placement.num_nodes == placement.world_size > 1
-    if one_per_node and count > 1 and placement.launcher != "torchrun":
+    if one_per_node and count > 1 and not LAUNCHERS[placement.launcher].told_ranks_per_node:
         raise DistbootError(
             "node-level-launch",
             f"one process was started on each of {placement.num_nodes} nodes, and this one sees "
@@ -165,24 +166,15 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
     mpi4py. With LOCAL_RANK alone it starts no ranks, but waits for `devices` times `num_nodes` of
     them; with these variables it compares the numbers.
     """
-    if placement.launcher == "torchrun":
+    if LAUNCHERS[placement.launcher].serves_lightning(environ, placement.world_size):
         return {}
     if None in (placement.node_rank, placement.num_nodes):
         return {}
-    if placement.launcher == "slurm" and _has_numbers_of_slurm(placement, environ):
-        return {}  # Lightning's own plugin for Slurm works with these, and can requeue the job
     return {
         "TORCHELASTIC_RUN_ID": placement.job_id or "none",  # torchrun's default, too
         "GROUP_RANK": str(placement.node_rank),
         "GROUP_WORLD_SIZE": str(placement.num_nodes),
     }
-
-
-def _has_numbers_of_slurm(placement: Placement, environ: Mapping[str, str]) -> bool:
-    if "SLURM_NTASKS_PER_NODE" not in environ:
-        return False
-    tasks = environ.get("SLURM_NTASKS")
-    return tasks == str(placement.world_size)
 
 
 def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ..base.text import format_address, log_line
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..host import accelerators, free_port
 from ..rendezvous.messages import Ready
@@ -89,7 +90,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if devices is not None:
         found[_LOCAL_DEVICES] = ",".join(map(str, devices))
-    if placement.launcher == "slurm":
+    if LAUNCHERS[placement.launcher].jax_needs_nothing:
         # JAX knows Slurm's own variables, but looks for Open MPI 4 first
         return found
     return found | _as_openmpi(placement, environ)
@@ -104,7 +105,7 @@ def _as_openmpi(placement: Placement, environ: Mapping[str, str]) -> dict[str, s
         # JAX only tests whether the URI exists
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
     }
-    if placement.launcher != "openmpi":
+    if "OMPI_COMM_WORLD_RANK" not in LAUNCHERS[placement.launcher].numbers:
         return numbers
     return {name: value for name, value in numbers.items() if name not in environ}
 
@@ -237,7 +238,7 @@ def _port(job: Session) -> int:
     placement = job.placement
     if job.store_address is not None:
         return job.store_address[1]  # the wrapper leaves it to its script
-    if placement.launcher != "torchrun":
+    if not LAUNCHERS[placement.launcher].serves_master_port:
         return int(placement.master_port or 0)
     if placement.world_size == 1:
         return free_port()  # MASTER_PORT is that of torchrun's own store

@@ -20,7 +20,7 @@ from ..base.deadline import deadline
 from ..base.errors import DistbootError
 from ..context import Context
 from ..detection.export import EnvTransaction
-from ..detection.launchers.records import MPI_LAUNCHERS
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..host import free_port
 from ..host.network import addresses
@@ -28,9 +28,6 @@ from ..rendezvous.messages import Ready
 from ..script.sys_exit import exit_asked
 from . import Options
 from ._base import at_end, context, export, imported, raised_as
-
-# They start processes of their own, and never through MPI.
-_WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
 
 _REMEDY = (
     "start the job with the mpirun of that MPI (or srun --mpi=…, see srun --mpi=list), or make "
@@ -75,7 +72,7 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
 
 
 def _refuse_launcher(placement: Placement) -> None:
-    if placement.launcher in _WITHOUT_MPI and placement.world_size > 1:
+    if LAUNCHERS[placement.launcher].mpi == "no" and placement.world_size > 1:
         raise DistbootError(
             "mpi-mismatch",
             f"launcher {placement.launcher!r} does not start MPI: each of the "
@@ -95,7 +92,8 @@ def located(
     is_unknown = placement.master_addr is None
     if used and placement.master_port is None:
         is_unknown = True
-    if not is_unknown or placement.launcher not in MPI_LAUNCHERS or find_spec("mpi4py") is None:
+    may_ask = LAUNCHERS[placement.launcher].mpi == "yes"
+    if not is_unknown or not may_ask or find_spec("mpi4py") is None:
         return placement, []
     try:
         port, *hosts = _broadcast(placement, join_timeout)

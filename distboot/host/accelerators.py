@@ -29,10 +29,16 @@ def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     if nvidia:
         return chosen(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     amd = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
-    return chosen(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    shown = environ.get("HIP_VISIBLE_DEVICES", shown)
+    return chosen(amd, shown)
 
 
-def own_index(count: int, environ: Mapping[str, str], local_rank: int | None) -> int | None:
+def own_index(
+    count: int,
+    environ: Mapping[str, str],
+    local_rank: int | None,
+) -> int | None:
     """The index of this rank's device among `count` visible ones.
 
     None if there are too few, or if the local rank is not known yet.
@@ -47,7 +53,11 @@ def own_index(count: int, environ: Mapping[str, str], local_rank: int | None) ->
     return local_rank
 
 
-def own(ids: list[str], environ: Mapping[str, str], local_rank: int | None) -> str | None:
+def own(
+    ids: list[str],
+    environ: Mapping[str, str],
+    local_rank: int | None,
+) -> str | None:
     """The id of this rank's device."""
     index = own_index(len(ids), environ, local_rank)
     if index is None:
@@ -59,7 +69,8 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's driver, for example "550.54.15"."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
     with suppress(OSError):
-        text = (root / "proc/driver/nvidia/version").read_text()
+        path = root / "proc/driver/nvidia/version"
+        text = path.read_text()
         version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
         if version is not None:
             return version[1]
@@ -68,9 +79,11 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
 
 def has_intel_gpu(root: Path = Path("/")) -> bool:
     """Whether this host has a GPU of Intel, also one in its processor."""
-    for path in (root / "sys/class/drm").glob("renderD*/device/vendor"):
+    vendors = (root / "sys/class/drm").glob("renderD*/device/vendor")
+    for path in vendors:
         with suppress(OSError):
-            if path.read_text().strip() == _INTEL:
+            vendor = path.read_text().strip()
+            if vendor == _INTEL:
                 return True
     return False
 
@@ -86,7 +99,8 @@ def _nvidia(root: Path) -> list[str]:
                 r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE
             )
             lines = dict(found)
-            device = root / f"dev/nvidia{lines.get('Device Minor', '')}"
+            minor = lines.get("Device Minor", "")
+            device = root / f"dev/nvidia{minor}"
             # /proc lists all devices; with Slurm's ConstrainDevices a task may open only its own,
             # and numbers it 0.
             if os.access(device, os.R_OK | os.W_OK):
@@ -99,10 +113,12 @@ def _amd(root: Path) -> list[str]:
     ids = []
     with suppress(OSError, ValueError):
         nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-        for path in sorted(nodes, key=lambda path: int(path.parent.name)):
+        by_number = sorted(nodes, key=lambda path: int(path.parent.name))
+        for path in by_number:
             # simd_count 304
             # unique_id 9223372036854775810
-            properties = dict(re.findall(r"^(\S+) +(\S+)", path.read_text(), re.MULTILINE))
+            lines = re.findall(r"^(\S+) +(\S+)", path.read_text(), re.MULTILINE)
+            properties = dict(lines)
             if properties.get("simd_count", "0") == "0":  # a CPU
                 continue
             unique = int(properties.get("unique_id", "0"))  # 0 if the device has none
@@ -122,9 +138,11 @@ def chosen(ids: list[str], choice: str | None) -> list[str]:
     if choice is None:
         return ids
     found = []
-    for word in map(str.strip, choice.split(",")):
+    words = map(str.strip, choice.split(","))
+    for word in words:
         if word.startswith(("GPU-", "MIG-")):
-            found.append(_full_id(ids, word))
+            full_id = _full_id(ids, word)
+            found.append(full_id)
         elif word.isdecimal() and word.isascii() and int(word) < len(ids):
             found.append(ids[int(word)])
         else:

@@ -16,9 +16,15 @@ Root = str | os.PathLike[str]
 _THREADS = "OMP_NUM_THREADS"
 
 
-def variables(ranks: int | None, environ: Mapping[str, str], root: Root = "/") -> dict[str, str]:
+def variables(
+    ranks: int | None,
+    environ: Mapping[str, str],
+    root: Root = "/",
+) -> dict[str, str]:
     """OMP_NUM_THREADS for each rank on this node, where OpenMP would start too many threads."""
-    if ranks is None or _THREADS in environ:
+    if _THREADS in environ:
+        return {}
+    if ranks is None:
         return {}
     found = share(ranks, root)
     if found is None:
@@ -34,11 +40,13 @@ def share(ranks: int, root: Root = "/") -> int | None:
     found = own
     # If the node has fewer CPUs than all ranks see together, they share them. Else the launcher has
     # bound each rank.
-    if own * ranks > (of_all(root) or own):
+    available = of_all(root) or own
+    if own * ranks > available:
         found = own // ranks
     limit = quota(root)
     if limit is not None:
-        found = min(found, int(limit / ranks))
+        allowed = int(limit / ranks)
+        found = min(found, allowed)
     found = max(found, 1)
     if found >= own:
         return None
@@ -48,12 +56,27 @@ def share(ranks: int, root: Root = "/") -> int | None:
 def affinity(root: Root = "/") -> int | None:
     """The number of CPUs that the kernel may run this process on; None if it is unknown."""
     with suppress(OSError, ValueError):
-        for line in _read(root, "proc/self/status").splitlines():
+        status = _read(root, "proc/self/status")
+        for line in status.splitlines():
             # Cpus_allowed_list:	0-3,8
             name, _, listed = line.partition(":")
             if name == "Cpus_allowed_list":
-                return _count(listed.strip())
+                cpus = listed.strip()
+                return _count(cpus)
     return None
+
+
+def binding(root: Root = "/") -> tuple[int, int] | None:
+    """The CPUs that this process may use, and those of the host; None if it may use them all."""
+    own = affinity(root)
+    if own is None:
+        return None
+    every = of_all(root)
+    if every is None:
+        return None
+    if own >= every:
+        return None
+    return own, every
 
 
 def quota(root: Root = "/") -> float | None:
@@ -61,14 +84,18 @@ def quota(root: Root = "/") -> float | None:
     files: list[tuple[str, ...]] = []
     # 0::/kubepods.slice/…/cri-containerd-5f3c.scope       cpu.max: 200000 100000, or max 100000
     for folder in _cgroup_folders(root, ""):
-        files.append((f"{folder}/cpu.max",))
+        name = f"{folder}/cpu.max"
+        files.append((name,))
     # 4:cpu,cpuacct:/docker/5f3c…       cpu.cfs_quota_us: 200000, or -1
     for folder in _cgroup_folders(root, "cpu"):
-        files.append((f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us"))
+        limit_file = f"{folder}/cpu.cfs_quota_us"
+        period_file = f"{folder}/cpu.cfs_period_us"
+        files.append((limit_file, period_file))
     found = []
     for names in files:
         with suppress(OSError, ValueError):  # not a number: no limit
-            limit, period = map(int, " ".join(_read(root, name) for name in names).split())
+            text = " ".join(_read(root, name) for name in names)
+            limit, period = map(int, text.split())
             if limit > 0:
                 found.append(limit / period)
     return min(found, default=None)
@@ -82,7 +109,8 @@ def of_all(root: Root = "/") -> int | None:
     files.append("sys/devices/system/cpu/online")
     for file in files:
         with suppress(OSError, ValueError):
-            return _count(_read(root, file).strip())
+            listed = _read(root, file)
+            return _count(listed.strip())
     return None
 
 
@@ -91,7 +119,9 @@ def _count(listed: str) -> int:
     count = 0
     for span in listed.split(","):
         first, _, last = span.partition("-")
-        count += int(last or first) - int(first) + 1
+        if not last:
+            last = first
+        count += int(last) - int(first) + 1
     return count
 
 
@@ -104,8 +134,10 @@ def _cgroup_folders(root: Root, controller: str) -> list[str]:
     with suppress(OSError, ValueError):
         for line in _read(root, "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
-                return _with_parents(f"sys/fs/cgroup/{controllers}", path)
+            names = controllers.split(",")
+            if controller in names:
+                top = f"sys/fs/cgroup/{controllers}"
+                return _with_parents(top, path)
     return []
 
 
@@ -113,14 +145,15 @@ def _with_parents(top: str, path: str) -> list[str]:
     """`("top", "/a/b")` -> `["top/a/b", "top/a", "top"]`."""
     folder = top.rstrip("/")
     found = [folder]
-    for name in path.split("/"):
-        if name:
-            folder = f"{folder}/{name}"
-            found.append(folder)
+    names = filter(None, path.split("/"))
+    for name in names:
+        folder = f"{folder}/{name}"
+        found.append(folder)
     found.reverse()
     return found
 
 
 def _read(root: Root, path: str) -> str:
-    with open(os.path.join(root, path), encoding="utf-8") as file:
+    full_path = os.path.join(root, path)
+    with open(full_path, encoding="utf-8") as file:
         return file.read()

@@ -78,7 +78,9 @@ def interface_of(address: str) -> str | None:
     wanted = without_mapping(address.partition("%")[0])
     for name, own_address in addresses():
         if own_address == wanted:
-            return None if name == "lo" else name
+            if name == "lo":
+                return None
+            return name
     return None
 
 
@@ -98,10 +100,14 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
 
 def _nccl_file_names_interface(environ: Mapping[str, str]) -> bool:
     """Whether nccl.conf names an interface; NCCL would prefer the environment to it."""
-    own = environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    own = environ.get("NCCL_CONF_FILE")
+    if not own:
+        own = os.path.expanduser("~/.nccl.conf")
+    assignment = f"{_NCCL}="
     for path in (own, "/etc/nccl.conf"):
         with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            if any(line.strip().startswith(f"{_NCCL}=") for line in file):
+            lines = map(str.strip, file)
+            if any(line.startswith(assignment) for line in lines):
                 return True
     return False
 
@@ -116,21 +122,27 @@ def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = N
             present = [name for _, name in socket.if_nameindex()]
         missing = _missing_interface(variable, text, present)
         if missing is not None:
+            given = f"{variable}={short_repr(text)}"
+            listed = ", ".join(present)
             raise DistbootError(
                 "unknown-interface",
-                f"{variable}={short_repr(text)}, but this host has no interface "
-                f"{short_repr(missing)}: it has {', '.join(present)}",
+                f"{given}, but this host has no interface {short_repr(missing)}: it has {listed}",
                 f"name one of these, or unset {variable}: "
                 "jobs on several nodes then use the one that reaches rank 0",
             )
 
 
-def _missing_interface(variable: str, text: str, present: Sequence[str]) -> str | None:
+def _missing_interface(
+    variable: str,
+    text: str,
+    present: Sequence[str],
+) -> str | None:
     if variable == _NCCL:  # one match of the list is enough; the others need all of theirs
         if any(nccl_matches(text, name) for name in present):
             return None
         return text.removeprefix("=")
-    for name in text.split(","):
+    names = text.split(",")
+    for name in names:
         if name not in present:
             return name.removeprefix("=")
     return None
@@ -139,13 +151,18 @@ def _missing_interface(variable: str, text: str, present: Sequence[str]) -> str 
 def nccl_matches(choice: str, name: str) -> bool:
     """Whether a list for NCCL includes a name: it has beginnings of names, or names after a `=`."""
     # A port or an alias may follow the name: eth0:1
-    words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",") if word]
+    listed = filter(None, choice.removeprefix("=").split(","))
+    words = [word.partition(":")[0] for word in listed]
     if choice.startswith("="):
         return name in words
     return name.startswith(tuple(words))
 
 
-def look_up(host: str, port: int | None, limit: float) -> Found:
+def look_up(
+    host: str,
+    port: int | None,
+    limit: float,
+) -> Found:
     """Family and socket address, of each address of a host; raises OSError, also when late."""
     ask = partial(_ask, host, port)
     if is_address(host):
@@ -156,7 +173,9 @@ def look_up(host: str, port: int | None, limit: float) -> Found:
 
 def is_this_host(name: str) -> bool:
     """Whether a name is the name of this host, which may not resolve here."""
-    return name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
+    short, _, _ = name.partition(".")
+    own, _, _ = socket.gethostname().partition(".")
+    return short.lower() == own.lower()
 
 
 def _ask(host: str, port: int | None) -> Found:
@@ -164,7 +183,10 @@ def _ask(host: str, port: int | None) -> Found:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # not a valid name
         raise OSError(str(error)) from None
-    return [(family, address) for family, _, _, _, address in found]
+    addresses: Found = []
+    for family, _, _, _, address in found:
+        addresses.append((family, address))
+    return addresses
 
 
 class Backoff:
@@ -189,7 +211,8 @@ class Backoff:
         self._pause = 0.01
 
     def left(self) -> float:
-        return max(self._end - time.monotonic(), 0.001)
+        left = self._end - time.monotonic()
+        return max(left, 0.001)
 
     def sleep_or_expire(self, cause: str) -> bool:
         """Sleep for a moment and return True, or return False once the time is over."""
@@ -201,7 +224,8 @@ class Backoff:
         # Short at first, for ranks that start together. Later with jitter and less often, because a
         # thousand ranks may ask the same name server or connect to the same port.
         jitter = 0.5 + os.urandom(1)[0] / 255
-        time.sleep(min(self.left(), self._pause * jitter))
+        pause = self._pause * jitter
+        time.sleep(min(self.left(), pause))
         self._pause = min(self._pause * 1.5, 0.5)
         return True
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..base.signals import ABORT, FROM_OUTSIDE, KILL, signal_name, signal_of_code
+from ..base.process import ABORT, FROM_OUTSIDE, KILL, signal_name, signal_of_code
 from ..base.text import digits, escape_control
 from ..rendezvous.protocol import (
     flag,

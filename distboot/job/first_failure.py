@@ -27,7 +27,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..base.signals import INTERRUPT
+from ..base.process import INTERRUPT
 from ..base.text import ranks_said
 from .exit_status import ExitStatus
 from .root_cause import (
@@ -154,7 +154,7 @@ class RootCauseAnalysis:
         if report.end is None:
             there = self._lost[member.node_rank]
             return from_disconnect(sorted(there, key=_rank), report.why)
-        end = member.end or report.end
+        end = _end_of(member, report.end)
         done = list(filter(_has_succeeded, self.members))
         if done and report.is_secondary:
             others = len(self.members) - len(done)
@@ -178,3 +178,12 @@ class RootCauseAnalysis:
         if self.is_by_node and sizes[node] > 1:
             return f"node {node}"
         return f"rank {member.rank}"
+
+
+def _end_of(member: RankState, reported: ExitStatus) -> ExitStatus:
+    """How a rank has ended that was reported to fail so."""
+    if member.end is None:
+        return reported
+    if member.end.terminated_by is not None:  # by a signal that came while it was about to end
+        return reported
+    return member.end

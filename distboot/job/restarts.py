@@ -15,8 +15,8 @@ import re
 from math import inf
 
 from ..base.errors import CODES
+from ..base.process import signal_of_code
 from ..base.settings import RestartSettings
-from ..base.signals import signal_of_code
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..base.signals import signal_name
+from ..base.process import signal_name
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import (
     both,

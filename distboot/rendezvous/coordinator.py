@@ -53,7 +53,7 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .events import JobState, JoinLog
+from .events import Clocks, JoinLog
 from .membership import (
     JoinPlan,
     Membership,
@@ -170,7 +170,7 @@ class Coordinator:
     def _compare(self, membership: Membership) -> None:
         records = self.table.in_order()
         refuse_several_frameworks(records, membership)
-        self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
+        self.warnings = consistency_warnings(records, membership, Clocks(self.log).offsets())
         if self._plan.again:  # the agent around this one has printed them
             return
         for warning in self.warnings:

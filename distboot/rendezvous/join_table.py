@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from ..base.errors import DistbootError
 from ..base.text import escape_control, ranges, short_repr, with_nodes
-from .earlier import describe_earlier
 from .membership import EarlierAgent, Membership
 from .messages import WorkerInfo, as_error
 from .numbering import node_size
@@ -159,7 +158,10 @@ class JoinTable:
             text = f"; joined and disconnected: {', '.join(names)}"
         here = {*self.records, *self._departed}
         missing = [agent for agent in self._earlier if agent.number not in here]
-        text += describe_earlier(missing, self.unit)
+        if missing:
+            from .earlier import describe_earlier  # here, as few jobs have restarts
+
+            text += describe_earlier(missing, self.unit)
         return text
 
     def _describe_process(self, rank: int) -> str:

@@ -17,12 +17,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat, started
+from ..base.process import proc_stat, started
 from ..base.settings import heartbeat_timeout
 from ..base.version import __version__
 from ..detection import inherited
-from ..detection.detect import LAUNCHERS
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
+from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..host import (
     FRAMEWORK,
@@ -186,7 +186,7 @@ def candidate_ports(placement: Placement) -> list[int]:
     ports = []
     for number in range(1, _CANDIDATES + 1):
         ports.append(derived_port(f"{placement.job_id}:{placement.master_port}:{number}"))
-    if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
+    if LAUNCHERS[placement.launcher].serves_master_port:
         return ports
     ports[0] = placement.master_port or 0
     return ports
@@ -230,9 +230,9 @@ def _words_of_process_above(
     if outer.launches or outer_launcher != placement.launcher:
         # Each process of an outer job may have started one
         return [environ[inherited.VARIABLE]]
-    if placement.launcher == "deepspeed" and placement.job_id is None:
-        # Its port is 29500 in every job.
-        return [_ancestor("deepspeed.launcher.launch")]
+    launcher = LAUNCHERS[placement.launcher]
+    if launcher.same_port_for_all_jobs and placement.job_id is None:
+        return [_ancestor(launcher.programs[0])]
     return []
 
 

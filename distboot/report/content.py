@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeAlias
 
 from ..base.errors import DistbootError
-from ..base.signals import FROM_OUTSIDE
+from ..base.process import FROM_OUTSIDE
 from ..base.text import (
     counted,
     first_line,
@@ -20,15 +20,11 @@ from ..base.text import (
     without_secret,
 )
 from ..base.version import __version__
-from ..rendezvous.events import (
-    CALLED,
-    PLACE,
-    Event,
-    JobState,
-    slowest,
-)
+from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership
 from ..rendezvous.numbering import node_size
+from .job_state import JobState
+from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from ..base.errors import DistbootError
-from ..base.signals import FROM_OUTSIDE
+from ..base.process import FROM_OUTSIDE
 from ..base.text import (
     escape_control,
     first_line,

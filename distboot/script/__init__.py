@@ -1,5 +1,6 @@
-"""What runs in the process of the user's script, which may be a Python with another distboot, or none.
+"""What runs in the process of the user's script: hooks, `ctx.preempted`, the shield of workers.
 
-Each module imports the standard library, its siblings and `base/text`, and little of it before it is
-needed. `injected/` goes on PYTHONPATH below the wrapper.
+That Python may have another distboot, or none. So each module imports only the standard library,
+its siblings and `base/`, and little of it before it is needed. `patches` is the table of all that
+these modules change there. `injected/` goes on PYTHONPATH below the wrapper.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import io
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
     from types import FrameType, TracebackType
-    from typing import Any
+    from typing import Any, TextIO
 
 MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
@@ -40,6 +41,7 @@ EXCEPTION = "exception"
 INTERRUPT = "interrupt"
 TERM = "term"
 ENDING = "ending"
+PRINTED = "printed"  # what there is to read about the exception, or the text of `sys.exit`
 STEPS = "steps"
 # Whose handler SIGTERM has, if not that of the system
 TERM_HANDLER = "term_handler"
@@ -307,22 +309,81 @@ def _excepthook(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
+    is_end = False
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
-            if _pipe is not None and is_the_end():
-                found = _report(error, trace)
-                if issubclass(kind, KeyboardInterrupt):
-                    # One of those that an agent has started
-                    if "DISTBOOT_RANK" in os.environ and trace is not None:
-                        _say_interrupted(trace)
-                        return
-                elif found is not None and found.is_secondary and _follows_another():
-                    return  # the agent has it, and says which rank was first
+            is_end = _pipe is not None and is_the_end()
+            if is_end and _is_shown_by_agent(kind, error, trace):
+                return
             break
-    before(kind, error, trace)
+    _show(before, kind, error, trace)
+    if is_end and _reaches_file(sys.stderr):
+        emit(PRINTED)
 
 
-def _say_interrupted(trace: TracebackType) -> None:
+def _is_shown_by_agent(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> bool:
+    """Report an exception that ends the script; whether its traceback is not to be printed."""
+    found = _report(error, trace)
+    if issubclass(kind, KeyboardInterrupt):
+        # One of those that an agent has started
+        is_shown = "DISTBOOT_RANK" in os.environ and trace is not None
+        if is_shown:
+            _say_interrupted(trace)
+        return is_shown
+    # Then the agent has it, and says which rank was first.
+    return found is not None and found.is_secondary and _follows_another()
+
+
+class _Collected(io.StringIO):
+    """What is written to a stream, to be written in one piece."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def fileno(self) -> int:  # Python 3.13 looks whether it is a terminal
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+def _show(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Let the hook that there is print an exception.
+
+    Python's own writes piece by piece: lines of other processes could come between.
+    """
+    stream = sys.stderr
+    if before is not sys.__excepthook__ or not _reaches_file(stream):
+        before(kind, error, trace)
+        return
+    collected = _Collected(stream)
+    sys.stderr = collected
+    try:
+        before(kind, error, trace)
+    finally:
+        sys.stderr = stream
+    with suppress(Exception):  # as Python's hook does without a stderr
+        stream.write(collected.getvalue())
+        stream.flush()
+
+
+def _reaches_file(stream: TextIO | None) -> bool:
+    """Whether a stream writes to a file; torch collects in memory what a hook prints."""
+    try:
+        return stream is not None and stream.fileno() >= 0
+    except Exception:  # noqa: BLE001 - it may be any object of the script
+        return False
+
+
+def _say_interrupted(trace: TracebackType | None) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
     inner: TracebackType | None = trace
     libraries = (*OF_LIBRARIES, "<frozen ")
@@ -333,6 +394,7 @@ def _say_interrupted(trace: TracebackType) -> None:
         if not is_of_library and not is_of_distboot(file):
             trace = inner
         inner = inner.tb_next
+    assert trace is not None
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
     # Not to a file in memory in place of stderr, whose lines torch's hook shows with a prefix: "[rank0]: "
@@ -393,6 +455,9 @@ def _watch_stderr() -> None:
             if text == "\n" and written[0].strip():
                 with suppress(Exception):
                     _emit_description(describe_text(EXIT, written[0], _clean))
+                count = before(text)
+                emit(PRINTED)
+                return count
         return before(text)
 
     with suppress(AttributeError):  # it is missing, or the script's own

@@ -1,6 +1,6 @@
-"""The exit code of a script that ends with an error of distboot: that of the command for this error.
+"""The exit code of a script that ends with an error of distboot: the error's own.
 
-Python ends with 1 for every uncaught exception, unless its hook raises SystemExit.
+Python ends with 1 for every uncaught exception, unless `sys.excepthook` raises SystemExit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @cache
 def install() -> None:
-    """From now on an uncaught `DistbootError` ends the script with its `exit_code`."""
+    """From now on an uncaught `DistbootError` ends the script with its own exit code."""
     before = sys.excepthook
 
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         before(kind, error, trace)
-        # Other exceptions may have an `exit_code`, too, as click's have
+        # Not every exception that has an `exit_code`: click's have one, too
         if isinstance(error, DistbootError) and is_the_end():
             raise SystemExit(error.exit_code)
 

@@ -1,7 +1,7 @@
-"""What the traceback of an uncaught exception tells beyond its text: what to do.
+"""After the traceback of an uncaught exception: a hint, if a frame shows a known mistake.
 
-This file is also read by the Python of an unmodified script, which may have another distboot, or none: it imports
-nothing but the standard library, and `base/text` once there is a hint.
+The Python of an unmodified script loads this file as well, without the rest of the package: it
+imports only the standard library, and `base/text` once there is a hint.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from functools import cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import FrameType, TracebackType
 
 
 @cache
 def install() -> None:
     """From now on print a hint after the traceback of an uncaught exception, where there is one."""
-    if f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
+    is_installed = f"_{__name__}" in sys.modules  # by the `sitecustomize` of the wrapper
+    if is_installed:
         return
     before = sys.excepthook
 
@@ -28,84 +30,94 @@ def install() -> None:
     ) -> None:
         before(kind, error, trace)
         with suppress(Exception):
-            hint = _hint(trace)
-            if hint:
-                from ..base.text import log_line
-
-                log_line(None if _is_alone() else f"rank {os.environ['RANK']}", f"hint: {hint}")
+            _print_hint(trace)
 
     sys.excepthook = excepthook
 
 
-def _hint(trace: TracebackType | None) -> str | None:
-    """The hint for an exception that has come through these frames."""
+def _print_hint(trace: TracebackType | None) -> None:
     hint = None
     while trace is not None and hint is None:
-        hints = (of(trace.tb_frame) for of in (_of_keras, _of_lightning, _of_deepspeed, _of_torch))
-        hint, trace = next(filter(None, hints), None), trace.tb_next
-    return hint
+        hint = _hint_of(trace.tb_frame)
+        trace = trace.tb_next
+    if hint is None:
+        return
+    from ..base.text import log_line
+
+    who = None
+    if not _is_alone():
+        who = f"rank {os.environ['RANK']}"
+    log_line(who, f"hint: {hint}")
+
+
+def _hint_of(frame: FrameType) -> str | None:
+    """The hint for an exception that came through this frame."""
+    place = (frame.f_globals.get("__name__"), frame.f_code.co_name)
+    find = _PLACES.get(place)
+    if find is None:
+        return None
+    return find(frame)
 
 
 def _of_keras(frame: FrameType) -> str | None:
-    """`fit` of Keras 3 under a strategy of several processes: "Attempt to convert a value (PerReplica: …)" (3.15)."""
+    """`fit` of Keras 3 under a strategy of several processes.
+
+    Keras 3.15: "Attempt to convert a value (PerReplica: …)".
+    """
     name = getattr(frame.f_locals.get("fn"), "__name__", None)
-    # Around all methods
-    if _module(frame) != "keras.src.utils.traceback_utils" or name not in ("fit", "evaluate"):
+    if name not in ("fit", "evaluate"):  # the frame is around all methods
         return None
     if _is_alone() or "TF_CONFIG" not in os.environ:
         return None
     return (
-        f"{name}() of Keras 3 does not work under a strategy of several processes: pip install tf-keras and set "
-        "TF_USE_LEGACY_KERAS=1 before the script starts, or write your own training loop, as in the examples"
+        f"{name}() of Keras 3 does not work under a strategy of several processes: pip install "
+        "tf-keras and set TF_USE_LEGACY_KERAS=1 before the script starts, or write your own "
+        "training loop, as in the examples"
     )
 
 
 def _of_lightning(frame: FrameType) -> str | None:
-    """Lightning's comparison of `devices` and `num_nodes` with the ranks that there are."""
-    # Of lightning.fabric or lightning_fabric
-    compares = _module(frame).endswith("plugins.environments.torchelastic")
-    if not compares or frame.f_code.co_name != "validate_settings":
-        return None
-    here, nodes = os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
-    fitting = f"devices={here}, num_nodes={nodes} fit the job"
+    """Lightning compares `devices` and `num_nodes` with the ranks of the job."""
+    local_size = os.environ["LOCAL_WORLD_SIZE"]
+    nodes = os.environ["GROUP_WORLD_SIZE"]
+    fitting = f"devices={local_size}, num_nodes={nodes} fit the job"
     if not _is_alone():
         return f"{fitting}, or start another number of ranks"
     wanted = frame.f_locals["num_devices"]
-    return f"{fitting}, or start {wanted} ranks here: python -m distboot --nproc-per-node={wanted} script.py"
+    command = f"python -m distboot --nproc-per-node={wanted} script.py"
+    return f"{fitting}, or start {wanted} ranks here: {command}"
 
 
-def _of_deepspeed(frame: FrameType) -> str | None:
-    """DeepSpeed's comparison of `args.local_rank` with LOCAL_RANK, which a default of 0 does not stand."""
-    if (
-        _module(frame) != "deepspeed.runtime.engine"
-        or frame.f_code.co_name != "_do_args_sanity_check"
-    ):
-        return None
+def _of_deepspeed(_: FrameType) -> str | None:
+    """DeepSpeed compares `args.local_rank` with LOCAL_RANK; a default of 0 fails."""
     return (
         "python -m distboot run --pass-local-rank passes --local_rank=N to the script, as does "
         "distboot.init(pass_local_rank=True) before it parses its arguments"
     )
 
 
-def _of_torch(frame: FrameType) -> str | None:
-    """What the script still has from before: "trying to initialize the default process group twice!" (2.13)."""
-    if (
-        _module(frame) != "torch.distributed.distributed_c10d"
-        or frame.f_code.co_name != "init_process_group"
-    ):
+def _of_torch(_: FrameType) -> str | None:
+    """The script still starts the group itself.
+
+    torch 2.13: "trying to initialize the default process group twice!"
+    """
+    if "distboot.initialize" not in sys.modules:
         return None
-    if (
-        "distboot.initialize" not in sys.modules
-        or not sys.modules["torch.distributed"].is_initialized()
-    ):
+    if not sys.modules["torch.distributed"].is_initialized():
         return None
     return (
         "distboot.init() has started the process group: remove init_process_group() from the script"
     )
 
 
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
+# The hint by module and function of the frame
+_PLACES: Mapping[tuple[object, str], Callable[[FrameType], str | None]] = {
+    ("keras.src.utils.traceback_utils", "error_handler"): _of_keras,
+    ("lightning.fabric.plugins.environments.torchelastic", "validate_settings"): _of_lightning,
+    ("lightning_fabric.plugins.environments.torchelastic", "validate_settings"): _of_lightning,
+    ("deepspeed.runtime.engine", "_do_args_sanity_check"): _of_deepspeed,
+    ("torch.distributed.distributed_c10d", "init_process_group"): _of_torch,
+}
 
 
 def _is_alone() -> bool:

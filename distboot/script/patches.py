@@ -1,8 +1,8 @@
 """The table of what distboot changes in the process of the user's script, and why.
 
-docs/reference/your-process.md is written from it, and tests/ranks/test_patches.py compares it with
-real processes and with the source: a patch without a row fails, and so does a row without a patch.
-Nothing reads it at run time.
+`make docs` writes docs/reference/your-process.md from it. tests/ranks/test_patches.py compares it
+with real processes and with the source, and fails on a patch without a row and on a row without a
+patch. No process loads this file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Patch(NamedTuple):
     why: str
     when: str
     off: str
-    file: str  # of the package, which makes the change
-    # What the test finds of it: a name in another module, a signal with a handler, a thread, or a
-    # call in `file`
+    file: str  # of the package: where the change is made
+    # What the test finds: in a process a replaced name, a signal with a handler or a thread (for
+    # `sys.excepthook` with the file of the function); in `file` a call
     names: tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ GROUPS = (
                 _BOTH,
                 _DETECTION,
                 _HOOKS,
-                ("sys.excepthook",),
+                ("sys.excepthook of script/crash_hooks.py",),
             ),
             Patch(
                 "`sys.excepthook`, once more",
@@ -68,7 +68,7 @@ GROUPS = (
                 "`init()`, and the start of Python below the wrapper",
                 _NOTHING,
                 "script/hints.py",
-                ("sys.excepthook",),
+                ("sys.excepthook of script/hints.py",),
             ),
             Patch(
                 "`sys.excepthook`, where `init()` has failed",
@@ -77,7 +77,7 @@ GROUPS = (
                 "`init()` that raises an error",
                 "catching the error",
                 "script/error_exit.py",
-                (),
+                ("sys.excepthook of script/error_exit.py",),
             ),
             Patch(
                 "`sys.stderr.write`",
@@ -468,7 +468,7 @@ GROUPS = (
                 "serves Horovod's rendezvous on rank 0; a forked process closes its port",
                 "Horovod on Gloo, on rank 0",
                 _NOTHING,
-                "frameworks/horovod.py",
+                "frameworks/_horovod_gloo.py",
                 ("start_without_signals", "threading.Thread", "os.register_at_fork"),
             ),
         ),

@@ -1,41 +1,47 @@
-"""`ctx.preempted` in the process of the script, which reads it once a step: true at the same read on all ranks.
+"""`ctx.preempted` in the process of the script: it turns true at the same read on all ranks.
 
-When a rank is asked to stop, rank 0's agent asks all agents. Each notes that in the pages of its scripts, and reports
-after a moment how many reads c they have begun (`agent/stop_pages`). Rank 0's answers
-with max(c) + 1 (`stop_agreement`).
-Until then a read waits: so none goes past the answer, and as only agents are waited for, the answer comes while scripts
-are in a collective operation, too. docs/explanation/stopping.md has the argument.
+A script reads it once a step. The reads are counted, in a page of memory that the script shares
+with its agent (`stop_page`), and a stop goes like this:
 
-Several threads may read: each read counts once, whichever thread it is in.
+1. Something asks a rank to stop: a signal, `ctx.request_stop()`, a notice of the platform. Its
+   agent reports that to rank 0's agent, which asks all agents.
+2. Each agent marks the pages of its scripts. From then on a read waits.
+3. After a moment each agent reports how many reads its scripts have begun (`agent/stop_pages`).
+4. Rank 0's agent answers with the largest of these numbers plus 1 (`job/stop_agreement`). Each
+   agent writes that to the pages; the read with this number is true, and those before are false.
+
+No read goes past the answer, because it waits for it. And the answer always comes, because it
+depends on agents only: they answer while their scripts are in a collective operation.
+docs/explanation/stopping.md has the argument.
+
+Several threads may read: each read counts once, whichever thread it is in. A process without an
+agent (one rank, or failure detection is off) asks itself only, and has a page of its own.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from types import CodeType, FrameType
 
 from ..base.text import log_line
 from . import crash_hooks, workers
-from .exceptions import OF_LIBRARIES
 from .stop_page import (
     ASKED,
-    NUMBERS,
     READS,
     STEPS,
     STOP,
-    Page,
     answer,
+    blank_page,
     mapped,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Protocol
 
     class Agent(Protocol):
@@ -46,54 +52,52 @@ if TYPE_CHECKING:
         def request_stop(self, why: str, *, lasts: bool) -> object: ...
 
 
-_PAUSE = 0.001  # seconds between two looks for the answer
-# Seconds for the answer where this process notes the question before its agent does, which then gives its own limit
-_AGENT_LIMIT = 10.0
-_NAME = "preempted"
+_PAUSE = 0.001  # seconds between two checks for the answer
+# Nanoseconds for the answer if this process marks the page before its agent does, which then
+# writes a limit of its own
+_AGENT_LIMIT = 10_000_000_000
 _TWO_THREADS = (
     "warning: two threads read ctx.preempted: it turns true at the same read on all ranks, "
     "which is the same step only if one thread reads it"
 )
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _current: Preemption | None = None  # of the newest context
-_signals: set[int] = set()  # those with a handler of ours
-_was_told = False  # whether one of them has arrived: in this process, whatever its context
+_signals: set[int] = set()  # those that distboot handles
+# Whether one of them has arrived in this process, in this context or an earlier one
+_was_signalled = False
 
 
 class Preemption:
-    """Whether the script of a context is to stop; without an agent only this process is asked."""
+    """Whether the script of a context is to stop."""
 
     def __init__(self, agent: Agent | None, who: str | None = None) -> None:
-        global _current  # noqa: PLW0603 - a process has one context
-        self._agent = agent
+        self._agent: Agent | None = None  # none: only this process is asked
+        self._page = blank_page()
         self._who = who  # this process in what is printed
         self._process = os.getpid()
         self._is_true = False
         self._count = 0  # of reads
         self._lock = threading.RLock()  # of `read`; a signal handler may read, too
-        self._reader = 0  # the thread that has read last
-        self._readers: set[int] = set()  # those that have read before it
+        self._reader = 0  # the thread that read last
+        self._readers: set[int] = set()  # those that read before it
         self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
         self._watches_end = False
-        self._page: Page = [0 for _ in NUMBERS]
-        if agent is None or agent.page is None:
-            self._agent = None
-        else:
+        if agent is not None and agent.page is not None:
+            self._agent = agent
             self._page = mapped(agent.page)
             agent.page = None
-        if _current is None:
-            os.register_at_fork(after_in_child=_forget)
-        _current = self
-        if _was_told:
+        _make_current(self)
+        if _was_signalled:
             self.request("before init()")
 
     def read(self) -> bool:
         """Whether to stop. From the first call on SIGTERM does not end this process by itself."""
         with self._lock:
-            self._count = count = self._count + 1
-            self._page[READS] = count  # before we look: what asks writes first, and counts then
+            self._count += 1
+            count = self._count
+            # Before the mark is checked: the agent writes the mark first, and then reads the count
+            self._page[READS] = count
             if self._reader != threading.get_ident():
                 self._read_in_new_thread()
             if self._page[ASKED] and not self._is_true:
@@ -101,14 +105,17 @@ class Preemption:
             return self._is_true
 
     def step(self) -> None:
-        """The script has come to its next step."""
+        """Count a step of the script."""
         self._page[STEPS] += 1
 
     def request(self, why: str, *, lasts: bool = True) -> None:
-        """Let all ranks stop at one of their next reads; `lasts`: those of the next context, too."""
-        if os.getpid() != self._process:  # a fork is not the rank
+        """Ask all ranks to stop; with `lasts`, those of the next context as well."""
+        is_fork = os.getpid() != self._process
+        if is_fork:  # which is not the rank
             return
-        self._page[ASKED] = self._page[ASKED] or time.monotonic_ns() + round(_AGENT_LIMIT * 1e9)
+        if not self._page[ASKED]:
+            limit = time.monotonic_ns() + _AGENT_LIMIT
+            self._page[ASKED] = limit
         if self._agent is None:
             self._page[STOP] = 1
         else:
@@ -116,55 +123,59 @@ class Preemption:
 
     def listen(self, numbers: Iterable[int]) -> None:
         """Let these signals ask the script to stop, instead of ending it."""
-        for number in sorted(set(numbers) - _signals):
-            before = signal.getsignal(number)
-            try:
-                signal.signal(number, partial(_handle, before))
-            except ValueError:  # only the main thread may set a handler
-                from . import stop_signals  # here, as most scripts call `init` there
-
-                stop_signals.listen(number, partial(_receive, number), chain=callable(before))
+        new = set(numbers) - _signals
+        for number in sorted(new):
+            _handle(number)
             _signals.add(number)
         if signal.SIGTERM in numbers:
             self._watch_end()
 
     def _watch_end(self) -> None:
-        """Let this process end where it waits for ranks that have failed, and so cannot take SIGTERM."""
-        if self._agent is not None and not self._watches_end:
-            from . import stop_signals  # here, as many scripts do not listen
+        """End this process if it waits in C for ranks that have failed: no handler runs there."""
+        if self._agent is None or self._watches_end:
+            return
+        self._watches_end = True
+        from . import stop_signals  # here, as many scripts do not listen
 
-            self._watches_end = True
-            stop_signals.watch_end(self._page, self._over, _is_term_ours)
+        stop_signals.watch_end(self._page, self._over, _is_term_ours)
 
     def expect_reads(self) -> None:
-        """The script reads `ctx.preempted`: from now on SIGTERM ends neither this process nor its workers."""
+        """From now on SIGTERM ends neither this process nor its workers: the script reads."""
         self.listen([signal.SIGTERM])
         workers.install_for_reader()
 
     def detach(self) -> None:
-        """The context is closed: from now on no other rank is asked."""
+        """From now on ask no other rank: the context is closed."""
         self._agent = None
         self._over.set()
-        page: Page = [0 for _ in NUMBERS]
+        page = blank_page()
         page[READS] = self._page[READS]
         page[ASKED] = self._page[ASKED]
-        page[STOP] = self._page[STOP] or int(self._page[ASKED] != 0)
+        page[STOP] = self._page[STOP]
+        if page[ASKED] and not page[STOP]:  # the answer does not come any more
+            page[STOP] = 1
         self._page = page
 
-    def request_at(self, at: float | None, why: str) -> None:
-        """Ask at a time in seconds since the epoch, where no agent does it."""
-        if self._agent is None and at is not None:
-            timer = threading.Timer(max(at - time.time(), 0.0), self.request, [why])
+    def request_on_events(self, end: float | None, provider: str, address: str) -> None:
+        """Ask before the job's end and when the machine will be taken away; an agent does both.
+
+        Args:
+            end: in seconds since the epoch; None: not at a time.
+            provider: of the metadata service at `address`; "": nothing asks it.
+            address: host and port.
+        """
+        if self._agent is not None:
+            return
+        if end is not None:
+            seconds = max(end - time.time(), 0.0)
+            timer = threading.Timer(seconds, self.request, ["the job ends soon"])
             timer.daemon = True
             timer.start()
-
-    def request_at_notice(self, provider: str, address: str) -> None:
-        """Ask when this machine will be taken away, where no agent does it; an empty provider: never."""
-        if self._agent is None and provider:
+        if provider:
             from .stop_notices import watch  # here, as few scripts do
 
-            say = partial(log_line, self._who)
-            watch(provider, address, self.request, say, self._over)
+            warn = partial(log_line, self._who)
+            watch(provider, address, self.request, warn, self._over)
 
     def forget_parent(self) -> None:
         """In a fork: read without an agent, whatever the threads of the parent were doing."""
@@ -175,17 +186,17 @@ class Preemption:
     def _await_answer(self, count: int) -> bool:
         # This read has not been answered, and may be the one at which all stop
         self._page[READS] = count - 1
-        while True:
-            found = answer(self._page, count, time.monotonic_ns())
-            if found is not None:
-                break
+        found = answer(self._page, count, time.monotonic_ns())
+        while found is None:
             time.sleep(_PAUSE)
+            found = answer(self._page, count, time.monotonic_ns())
         self._page[READS] = count
         return found
 
     def _read_in_new_thread(self) -> None:
         thread = threading.get_ident()
-        if self._reader == 0:
+        is_first_read = self._reader == 0
+        if is_first_read:
             self.expect_reads()
         elif thread in self._readers and not self._is_warned:
             self._is_warned = True
@@ -194,52 +205,52 @@ class Preemption:
         self._reader = thread
 
 
-def is_mentioned() -> bool:
-    """Whether the code of the script reads `preempted`, as far as the stacks of this and the main thread show."""
-    own = sys._getframe()  # noqa: SLF001
-    main = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    return any(_mentions(code) for code in {*_codes(own), *_codes(main)})
+def _make_current(preemption: Preemption) -> None:
+    global _current  # noqa: PLW0603 - a process has one context
+    is_first = _current is None
+    if is_first:
+        os.register_at_fork(after_in_child=_forget)
+    _current = preemption
 
 
-def _codes(frame: FrameType | None) -> Iterator[CodeType]:
-    """The code of each frame of a stack that is of no library."""
-    while frame is not None:
-        code = frame.f_code
-        frame = frame.f_back
-        if not any(part in code.co_filename for part in (*OF_LIBRARIES, _OWN)):
-            yield code
+def _forget() -> None:
+    """In a fork, which reads for itself."""
+    if _current is not None:
+        _current.forget_parent()
 
 
-def _mentions(code: CodeType) -> bool:
-    if _NAME in code.co_names:
-        return True
-    return any(_mentions(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+def _handle(number: int) -> None:
+    """Handle a signal; the handler that there is runs as well."""
+    before = signal.getsignal(number)
+    try:
+        signal.signal(number, partial(_receive_in_handler, before))
+    except ValueError:  # only the main thread may set a handler
+        from . import stop_signals  # here, as most scripts call `init` there
+
+        stop_signals.listen(number, partial(_receive, number), chain=callable(before))
 
 
-def _handle(before: object, number: int, frame: FrameType | None) -> None:
-    """The handler of a signal in the main thread."""
+def _receive_in_handler(before: object, number: int, frame: FrameType | None) -> None:
     _receive(number)
     if callable(before):
         before(number, frame)
 
 
-def _is_term_ours() -> bool:
-    """Whether the script has set no other handler of SIGTERM since."""
-    handler = signal.getsignal(signal.SIGTERM)
-    return crash_hooks.term_is_held or getattr(handler, "func", None) is _handle
-
-
 def _receive(number: int) -> None:
-    """A signal has arrived that asks the script to stop."""
-    global _was_told  # noqa: PLW0603 - set once
-    _was_told = True
+    """Ask the script to stop: a signal has arrived."""
+    global _was_signalled  # noqa: PLW0603 - set once
+    _was_signalled = True
     if _current is not None:
-        _current.request(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        _current.request(name)
     if number == signal.SIGTERM:
         crash_hooks.emit(crash_hooks.TERM)
 
 
-def _forget() -> None:
-    """A forked process reads for itself."""
-    if _current is not None:
-        _current.forget_parent()
+def _is_term_ours() -> bool:
+    """Whether distboot still handles SIGTERM: the script has set no other handler since."""
+    if crash_hooks.term_is_held:
+        return True
+    handler = signal.getsignal(signal.SIGTERM)
+    function = getattr(handler, "func", None)  # of a partial
+    return function is _receive_in_handler

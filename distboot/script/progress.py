@@ -1,13 +1,17 @@
-"""How far a script is: in its process, a thread that says so; and its agent, which notes since when it has not moved.
+"""How far a script is: counted by a thread in its process, and judged by its agent.
 
-A rank moves when one of its numbers grows: the collective operations that torch counts for each process group, those of
-DistributedDataParallel too, and says so also while the script waits in one; its reads of `ctx.preempted`; its calls of
-`ctx.step()`. Where it has none of these it moves while its main thread uses a processor; other threads, of Horovod say,
-always do. It also moves when it comes to `barrier()` and the like, or leaves: a script may call them once only, so that
-they do not count as such a number.
+The two halves are in one file because they are one rule. A rank moves when
 
-This file is also read by the Python of an unmodified script, without the rest of the package: it imports nothing but
-the standard library, and that late.
+- one of its numbers grows: the collective operations that torch counts for each process group
+  (those of DistributedDataParallel as well, and also while the script waits in one), its reads of
+  `ctx.preempted`, or its calls of `ctx.step()`;
+- it has none of these numbers, and its main thread uses a processor. Other threads do not count:
+  those of Horovod always use one;
+- it begins or ends to wait at `barrier()` and the like. A script may call them only once, so they
+  are no number: a rank that has called one can still move by its main thread.
+
+The Python of an unmodified script loads this file as well, without the rest of the package: it
+imports only the standard library, and late.
 """
 
 from __future__ import annotations
@@ -25,24 +29,26 @@ if TYPE_CHECKING:
 
 KIND = "progress"  # of what is emitted: "name count", a line for each process group
 _MODULE = "torch.distributed.distributed_c10d"
-_INTERVAL = 2.0  # seconds between two looks
+_INTERVAL = 2.0  # seconds between two counts
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
 _LARGEST = (1 << 63) - 1
-_BUSY = 0.02  # of a processor: less is used by threads that only wait
-_USER_TIME = 11  # proc_pid_stat(5), counted from the state; the next one is that of the kernel
+_BUSY = 0.02  # of a processor: threads that only wait use less
+# proc_pid_stat(5): the index of utime, counted from the state; stime is the next one
+_USER_TIME = 11
 
 _process = 0  # which has the thread; a fork is not the rank
 
 
 def install() -> None:
-    """Say how far this process is, every other second, if that has changed."""
-    if f"_{__name__}" not in sys.modules:  # where the wrapper has had this file loaded
-        crash_hooks.when_imported(_MODULE, _start)  # a thread is of no use before
+    """Report how far this process is every other second, if that has changed."""
+    is_installed = f"_{__name__}" in sys.modules  # by the `sitecustomize` of the wrapper
+    if not is_installed:
+        crash_hooks.when_imported(_MODULE, _start)  # before that there is nothing to count
 
 
 def counts() -> dict[str, int]:
-    """The collective operations that were begun, by the name of the process group, which is the same on all ranks."""
+    """The collective operations that have begun, by process group; ranks have the same names."""
     world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
     found = {}
     for group in list(getattr(world, "pg_map", ()))[:MOST_GROUPS]:
@@ -54,17 +60,18 @@ def counts() -> dict[str, int]:
 
 
 def is_our_thread(dump: str) -> bool:
-    """Whether faulthandler speaks of the thread that watches here."""
+    """Whether this dump of faulthandler shows the thread that counts."""
     return f'{os.path.join("script", "progress.py")}", line' in dump
 
 
 def _start() -> None:
     global _process  # noqa: PLW0603 - one thread per process
-    if _process != os.getpid():
-        _process = os.getpid()
-        import threading
+    if _process == os.getpid():
+        return
+    _process = os.getpid()
+    import threading
 
-        threading.Thread(target=_watch, name="distboot-progress", daemon=True).start()
+    threading.Thread(target=_watch, name="distboot-progress", daemon=True).start()
 
 
 def _watch() -> None:
@@ -74,48 +81,62 @@ def _watch() -> None:
         found = counts()
         if found != before:
             before = found
-            lines = (
-                f"{name.split()[0] if name.split() else '-'} {count}"
-                for name, count in found.items()
-            )
-            crash_hooks.emit(KIND, "\n".join(lines))
+            crash_hooks.emit(KIND, "\n".join(_line(name, found[name]) for name in found))
+
+
+def _line(group: str, count: int) -> str:
+    words = group.split()
+    name = words[0] if words else "-"
+    return f"{name} {count}"
 
 
 class Movement:
-    """Of one rank. All times are those of `time.monotonic`."""
+    """When one rank has moved. All times are those of `time.monotonic`."""
 
     def __init__(self, pid: int, after: float, now: float) -> None:
-        # Of collective operations, by the name of the process group
+        # Collective operations by the name of the process group
         self.counts: dict[str, int] = {}
-        self.keys = 0  # how often it has begun or ended to wait at `barrier()` and the like
-        # The seconds without movement after which it has stalled; that is said again after twice as many.
-        self._pid, self._after = pid, after or float("inf")
+        # How often it has begun or ended to wait at `barrier()` and the like
+        self.keys = 0
+        self.since = now  # when it moved last
+        self.used_at = now  # when a thread of it used a processor last
+        self._pid = pid
+        self._after = after or float("inf")  # seconds without movement until it has stalled
+        self._next = self._after  # the same, doubled each time that it is reported
         self._numbers: tuple[int, ...] = (0, 0)
-        # Seconds of a processor, of all threads and of the main thread
-        self._used = {"": 0.0, f"/task/{pid}": 0.0}
-        self._looked = self.used_at = now  # when a thread of it has used a processor last
-        self._move(now)
+        # Seconds of a processor
+        self._used_by_all = 0.0
+        self._used_by_main = 0.0
+        self._read_at = now  # when these were read
 
     def take(self, text: str, now: float) -> None:
-        """What the script has said: a line "name count" for each process group."""
-        with suppress(ValueError):
-            counts = [line.split(" ") for line in text.splitlines()[:MOST_GROUPS]]
-            self.counts = {
-                name[:_LONGEST_NAME]: min(int(count), _LARGEST) for name, count in counts
-            }
-            self._move(now)
+        """Note what the script has reported: a line "name count" for each process group."""
+        counts = {}
+        try:
+            for line in text.splitlines()[:MOST_GROUPS]:
+                name, count = line.split(" ")
+                counts[name[:_LONGEST_NAME]] = min(int(count), _LARGEST)
+        except ValueError:
+            return
+        self.counts = counts
+        self._move(now)
 
     def pass_key(self, now: float) -> None:
-        """It begins to wait for other ranks at `barrier()`, say, or does not wait there any more."""
+        """Note that it begins or ends to wait for other ranks, at `barrier()` for example."""
         self.keys += 1
         self._move(now)
 
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
-        """Whether it is time to say that it has stalled; `numbers` are what else it counts. Asked once a second."""
-        uses, of_main = (self._uses(threads, now) for threads in self._used)
-        self.used_at = now if uses else self.used_at
-        is_moving = numbers != self._numbers if any(numbers) or self.counts else of_main
-        self._looked, self._numbers = now, numbers
+        """Whether to report that it has stalled; asked once a second.
+
+        `numbers` are its other numbers: reads of `ctx.preempted` and steps.
+        """
+        main_is_busy = self._read_processor_time(now)
+        if any(numbers) or self.counts:
+            is_moving = numbers != self._numbers
+        else:
+            is_moving = main_is_busy
+        self._numbers = numbers
         if is_moving:
             self._move(now)
         if now < self.since + self._next:
@@ -124,18 +145,28 @@ class Movement:
         return True
 
     def _move(self, now: float) -> None:
-        self.since, self._next = now, self._after  # when it has moved last
+        self.since = now
+        self._next = self._after
 
-    def _uses(self, threads: str, now: float) -> bool:
-        """Whether they have used a processor since they were looked at last."""
-        used = 0.0
-        with suppress(OSError, IndexError, ValueError):  # it has ended
-            with open(
-                f"/proc/{self._pid}{threads}/stat", encoding="ascii", errors="replace"
-            ) as file:
-                fields = file.read().rpartition(")")[2].split()
-            used = (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf(
-                "SC_CLK_TCK"
-            )
-        before, self._used[threads] = self._used[threads], used
-        return used - before > _BUSY * (now - self._looked)
+    def _read_processor_time(self, now: float) -> bool:
+        """Whether the main thread has used a processor since the last call; notes it for all."""
+        least = _BUSY * (now - self._read_at)
+        used_by_all = _processor_seconds(f"/proc/{self._pid}/stat")
+        used_by_main = _processor_seconds(f"/proc/{self._pid}/task/{self._pid}/stat")
+        if used_by_all - self._used_by_all > least:
+            self.used_at = now
+        main_is_busy = used_by_main - self._used_by_main > least
+        self._used_by_all = used_by_all
+        self._used_by_main = used_by_main
+        self._read_at = now
+        return main_is_busy
+
+
+def _processor_seconds(path: str) -> float:
+    """What a process or thread has used; 0 if it has ended."""
+    with suppress(OSError, IndexError, ValueError):
+        with open(path, encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        ticks = int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])
+        return ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0

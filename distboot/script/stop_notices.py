@@ -1,8 +1,9 @@
-"""Notices that this machine will be taken away: scheduled events of Azure, and of spot instances of AWS.
+"""Notices that this machine will be taken away: Azure's scheduled events, and AWS's for spot.
 
-A machine reads them from its metadata service, over plain HTTP at a link-local address. A thread asks there every few
-seconds, and nothing waits for it. An answer has 2 seconds and 64 kB as a whole; no redirect is followed, and no proxy
-is used. An answer that is not as documented is a failure, of which one line warns.
+A machine reads them from its metadata service, over plain HTTP at a link-local address. A thread
+asks every few seconds, and nothing waits for it. A whole answer may take 2 seconds and have 64 kB;
+no redirect is followed, and no proxy is used. An answer that is not as documented is a failure:
+after three of them in a row one line warns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..base.threads import start_without_signals
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 _TIMEOUT = 2.0  # seconds for one answer, from the connection to its last byte
 _MOST = 1 << 16  # bytes of it
 _TOKEN = re.compile("[!-~]{1,1000}")
-_WARN_AT = 3  # failures in a row: the first answer of Azure may take longer than the limit
+_WARN_AT = 3  # failures in a row: Azure's first answer may take longer than the timeout
 _TOKEN_SECONDS = 21600  # the most that AWS allows
 
-# learn.microsoft.com/azure/virtual-machines/linux/scheduled-events; Freeze is a pause of a few seconds
+# learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+# Not Freeze, which is a pause of a few seconds
 _AZURE_EVENTS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 _AWS_ACTIONS = ("terminate", "stop", "hibernate")
@@ -47,7 +48,7 @@ class MetadataService:
         self.known: dict[str, str] = {}  # what a provider has learned, by name
 
     def get(self, path: str, headers: Mapping[str, str]) -> str:
-        """The body of an answer; `ValueError`: it is not there."""
+        """The body of an answer; raises `ValueError` for another status than 200."""
         status, body = self.ask("GET", path, headers)
         if status != http.client.OK:
             raise ValueError(f"status {status}")
@@ -81,7 +82,10 @@ class _Received:
 
 
 def _receive(connection: socket.socket, end: float) -> bytes:
-    """Read until the other side closes, or until the time is over: the answer may be complete by then."""
+    """What the service sends until it closes the connection or the time ends.
+
+    Some services do not close it: at the end of the time the answer is usually complete.
+    """
     data = b""
     while len(data) <= _MOST:
         connection.settimeout(max(end - time.monotonic(), 0.001))
@@ -98,20 +102,20 @@ def _receive(connection: socket.socket, end: float) -> bytes:
 
 
 def azure_notice(service: MetadataService) -> str | None:
-    """The scheduled event that ends this machine; None: there is none.
+    """The scheduled event that ends this machine; None if there is none.
 
-    {"DocumentIncarnation": 2, "Events": [{"EventId": "602d9444-…", "EventStatus": "Scheduled", "EventType": "Preempt",
-    "ResourceType": "VirtualMachine", "Resources": ["vmss_3"], "NotBefore": "Mon, 19 Sep 2022 18:29:47 GMT"}]}
+    {"DocumentIncarnation": 2, "Events": [{"EventId": "602d9444-…", "EventStatus": "Scheduled",
+    "EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": ["vmss_3"],
+    "NotBefore": "Mon, 19 Sep 2022 18:29:47 GMT"}]}
     """
     headers = {"Metadata": "true"}
-    # All machines of a scale set get the events of each
+    # All machines of a scale set get the events of each other
     if "name" not in service.known:
         path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
         service.known["name"] = service.get(path, headers)
     names = {service.known["name"].lower(), os.uname().nodename.lower()}
-    events = _record(service.get("/metadata/scheduledevents?api-version=2020-07-01", headers)).get(
-        "Events"
-    )
+    text = service.get("/metadata/scheduledevents?api-version=2020-07-01", headers)
+    events = _record(text).get("Events")
     if not isinstance(events, list):
         raise ValueError("the answer has no list of events")  # noqa: TRY004 - what the service sent
     for event in events:
@@ -122,17 +126,23 @@ def azure_notice(service: MetadataService) -> str | None:
 
 def _is_for(event: object, names: set[str]) -> bool:
     """Whether an event of Azure ends one of these machines."""
-    if not isinstance(event, dict) or event.get("EventType") not in _AZURE_EVENTS:
+    if not isinstance(event, dict):
+        return False
+    if event.get("EventType") not in _AZURE_EVENTS:
         return False
     resources = event.get("Resources")
     if not isinstance(resources, list):
         return False
-    # Cloud services put an underscore before the name
-    return any(str(resource).lower().removeprefix("_") in names for resource in resources)
+    for resource in resources:
+        # Azure's cloud services put an underscore before the name
+        name = str(resource).lower().removeprefix("_")
+        if name in names:
+            return True
+    return False
 
 
 def aws_notice(service: MetadataService) -> str | None:
-    """What AWS will do to this spot instance; None: nothing, which is the status 404.
+    """What AWS will do to this spot instance; None for the status 404, which is nothing.
 
     {"action": "terminate", "time": "2017-09-18T08:22:00Z"}
     """
@@ -150,17 +160,30 @@ def aws_notice(service: MetadataService) -> str | None:
 
 
 def _aws_headers(service: MetadataService) -> Mapping[str, str]:
-    """The token of version 2 of the service; none where it has no tokens, or none that reaches a container."""
+    """The token that version 2 of the service needs; none if the service gives none."""
     if "token" not in service.known:
-        seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-        service.known["token"] = ""
-        with suppress(TimeoutError):  # the answer may travel one hop only
-            status, token = service.ask("PUT", "/latest/api/token", seconds)
-            if status == http.client.OK and _TOKEN.fullmatch(token):
-                service.known["token"] = token
-    if not service.known["token"]:
+        service.known["token"] = _aws_token(service)
+    token = service.known["token"]
+    if not token:
         return {}
-    return {"X-aws-ec2-metadata-token": service.known["token"]}
+    return {"X-aws-ec2-metadata-token": token}
+
+
+def _aws_token(service: MetadataService) -> str:
+    """Ask for a token; "" from version 1, and where the answer does not reach a container.
+
+    By default the answer travels one hop only, which ends at the container's host.
+    """
+    seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+    try:
+        status, token = service.ask("PUT", "/latest/api/token", seconds)
+    except TimeoutError:
+        return ""
+    if status != http.client.OK:
+        return ""
+    if not _TOKEN.fullmatch(token):
+        return ""
+    return token
 
 
 def _record(text: str) -> Mapping[str, Any]:
@@ -171,10 +194,10 @@ def _record(text: str) -> Mapping[str, Any]:
 
 
 class Provider(NamedTuple):
-    """Whose metadata service it is."""
+    """A cloud with a metadata service."""
 
     notice: Callable[[MetadataService], str | None]
-    interval: float  # seconds between two questions, as the provider recommends
+    interval: float  # seconds between two requests, as the provider recommends
 
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -187,18 +210,21 @@ def watch(
     name: str,
     address: str,
     ask: Callable[[str], object],
-    say: Callable[[str], object],
+    warn: Callable[[str], object],
     over: threading.Event,
 ) -> None:
-    """Start a thread that calls `ask` with the first notice, and ends when `over` is set."""
-    start_without_signals("distboot-notices", lambda: _watch(name, address, ask, say, over))
+    """Start a thread that calls `ask` with the first notice, and ends when `over` is set.
+
+    `warn` gets a line if the service cannot be read.
+    """
+    start_without_signals("distboot-notices", lambda: _watch(name, address, ask, warn, over))
 
 
 def _watch(
     name: str,
     address: str,
     ask: Callable[[str], object],
-    say: Callable[[str], object],
+    warn: Callable[[str], object],
     over: threading.Event,
 ) -> None:
     provider = PROVIDERS[name]
@@ -212,7 +238,7 @@ def _watch(
             found = None
             failures += 1
             if failures == _WARN_AT:
-                say(_warning(name, address, error, provider.interval))
+                warn(_warning(name, address, error, provider.interval))
         if found is not None:
             ask(found)
             return
@@ -220,13 +246,13 @@ def _watch(
 
 
 def _warning(name: str, address: str, error: Exception, interval: float) -> str:
-    what = f"no notice can be read from the metadata service at {address}: {_problem(error)}"
-    next_ = f"the job continues, and asks again every {interval:g} s"
-    return f"warning: DISTBOOT_STOP_NOTICE={name}: {what}; {next_}"
+    problem = f"no notice can be read from the metadata service at {address}: {_problem(error)}"
+    next_step = f"the job continues, and asks again every {interval:g} s"
+    return f"warning: DISTBOOT_STOP_NOTICE={name}: {problem}; {next_step}"
 
 
 def _problem(error: Exception) -> str:
-    """What is wrong with an answer, without its bytes."""
+    """Why an answer is a failure, without its bytes."""
     match error:
         case TimeoutError():
             return f"no answer within {_TIMEOUT:g} s"

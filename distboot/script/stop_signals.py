@@ -1,13 +1,14 @@
-"""A signal that asks a script to stop, where no handler of Python's can be set, or none can run.
+"""A signal that asks a script to stop, where Python's handlers cannot be set, or cannot run.
 
-`init()` runs in another thread below Ray Train, for example. Python runs handlers in the main thread only, which may be
-in C++ for good. So faulthandler handles the signal, in C and in the thread to which the kernel delivers it: it writes
-to a pipe, and the process goes on. A thread of distboot reads the pipe.
+*They cannot be set*: Python sets handlers in its main thread only, and `init()` may run in another
+one, below Ray Train for example. So faulthandler handles the signal, in C and in the thread to
+which the kernel delivers it: it writes to a pipe, and the process goes on. A thread of distboot
+reads the pipe.
 
-While the main thread is in C, for example in a collective operation, a handler of Python's waits.
-Once the job has failed that may be for good: then the agent notes in the page that the process has
-to end, and a thread gives SIGTERM back its default effect. So the exit code is that of a script
-without a handler.
+*They cannot run*: Python runs handlers in its main thread, once that is back from C. Once the job
+has failed, that may be never: a collective operation waits for a rank that has ended. Then the
+agent writes into the page that the process has to end, and a thread gives SIGTERM its default
+effect. So the exit code is that of a script without a handler.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from . import crash_hooks
 from .crash_hooks import out_of_the_way, quiet
 from .stop_page import END, Page
 
-_INTERVAL = 0.5  # seconds between two looks whether the process has to end
+_INTERVAL = 0.5  # seconds between two checks whether the process has to end
 
-_files: dict[int, int] = {}  # by signal: the end of its pipe to which faulthandler writes
+_files: dict[int, int] = {}  # by signal: the end of its pipe that faulthandler writes to
 
 
 def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
-    """Call a function, in a thread of its own, when this signal arrives, instead of ending the process.
+    """When this signal arrives, call a function in a thread, instead of ending the process.
 
-    `chain`: the script's own handler runs as well.
+    With `chain`, the handler of the script runs as well.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -41,15 +42,18 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
         os.register_at_fork(after_in_child=_forget)
     _files[number] = out_of_the_way(writing)
     faulthandler.register(number, _files[number], all_threads=False, chain=chain)
-    crash_hooks.term_is_held = crash_hooks.term_is_held or number == signal.SIGTERM
+    if number == signal.SIGTERM:
+        crash_hooks.term_is_held = True
     name = signal.Signals(number).name
-    start_without_signals(f"distboot-{name}", partial(_read, out_of_the_way(reading), receive))
+    read = partial(_read, out_of_the_way(reading), receive)
+    start_without_signals(f"distboot-{name}", read)
 
 
 def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:
-    """Let a thread end this process by SIGTERM once its page says so, until `over`.
+    """Until `over`, let a thread end this process by SIGTERM once its page has it.
 
-    `is_ours` is false where the script has set a handler of its own since: its agent is told, and waits for that.
+    `is_ours` is false if the script has set a handler of its own since. Then the thread reports
+    that, and the agent waits for that handler.
     """
 
     def watch() -> None:
@@ -71,7 +75,7 @@ def _end_by_term() -> None:
     with suppress(ImportError, AttributeError):  # a Python without libffi
         import ctypes
 
-        # As `signal.signal`, which only the main thread may call
+        # In place of `signal.signal`, which only the main thread may call
         set_handler = ctypes.pythonapi.PyOS_setsig
         set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
         set_handler.restype = ctypes.c_void_p
@@ -86,7 +90,7 @@ def _read(pipe: int, receive: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """A fork is not the rank: signals have the effect on it that they had before."""
+    """In a fork, which is not the rank: give signals the effect that they had before."""
     for number, file in _files.items():
         faulthandler.unregister(number)
         quiet(file)

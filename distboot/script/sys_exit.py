@@ -1,8 +1,8 @@
 """How the script ends: by an exception, with `sys.exit`, or well.
 
-In a function of `atexit` Python does not report SystemExit: no hook receives what `sys.exit(3)`
-raises, and the script may catch it. So `sys.exit` is replaced by a function that keeps what it
-raises.
+A function of `atexit` cannot ask Python for the exit code: no hook receives the SystemExit of
+`sys.exit(3)`, and the script may catch it. So a function replaces `sys.exit` that keeps the
+SystemExit it raises.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from functools import cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import NoReturn
 
 WELL = "well"
 EXIT = "exit"
 EXCEPTION = "exception"
 
-_asked: SystemExit | None = None
+_raised: SystemExit | None = None  # by the last `sys.exit` of the main thread
 
 
 @cache  # a process ends once
@@ -27,11 +28,12 @@ def watch_exit() -> None:
     """From now on, keep what `sys.exit` raises."""
 
     def leave(status: object = None, /) -> NoReturn:
-        __tracebackhide__ = True  # pytest shows where the script has called it
-        global _asked  # noqa: PLW0603 - as a process has one sys.exit
+        __tracebackhide__ = True  # pytest shows the call in the script, not this line
+        global _raised  # noqa: PLW0603 - as a process has one sys.exit
         error = SystemExit(status)
-        if threading.current_thread() is threading.main_thread():
-            _asked = error
+        thread = threading.current_thread()
+        if thread is threading.main_thread():  # in another one it ends only that
+            _raised = error
         raise error
 
     sys.exit = leave
@@ -40,21 +42,27 @@ def watch_exit() -> None:
 def exit_asked() -> SystemExit | None:
     """In a function of `atexit`: the SystemExit that ended the script.
 
-    None if there was none, or if it was caught.
+    None if there was none, or if the script caught it.
     """
-    # Before Python 3.12 there is no traceback here: then no frame has caught it.
-    if _asked is None or _asked.__traceback__ is None:
-        return _asked
+    trace = getattr(_raised, "__traceback__", None)
+    # Before Python 3.12 one that ended the script has no traceback here
+    if trace is None:
+        return _raised
+    frame = trace.tb_frame
+    if _was_caught_in(frame):
+        return None
+    return _raised
+
+
+def _was_caught_in(frame: FrameType) -> bool:
+    """Whether this frame, which an exception reached last, caught it."""
     import opcode
 
-    frame = _asked.__traceback__.tb_frame
-    if frame.f_back is not None:
-        return None
-    # It has reached the outermost frame, unless that has returned
-    operation = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
-    if operation.startswith("RETURN"):
-        return None
-    return _asked
+    is_outermost = frame.f_back is None
+    number = frame.f_code.co_code[frame.f_lasti]
+    last_operation = opcode.opname[number]
+    has_returned = last_operation.startswith("RETURN")  # which it has not if the exception left it
+    return has_returned or not is_outermost
 
 
 def exit_outcome() -> str:
@@ -63,11 +71,12 @@ def exit_outcome() -> str:
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, counts
     as WELL.
     """
-    # The interactive Python shows an exception, and goes on
-    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
-    if hasattr(sys, "last_type") and not is_interactive:
+    has_shown_exception = hasattr(sys, "last_type")
+    is_interactive = hasattr(sys, "ps1")  # it shows an exception and goes on
+    if has_shown_exception and not is_interactive:
         return EXCEPTION
     asked = exit_asked()
-    if asked is None or asked.code in (None, 0):
+    code = getattr(asked, "code", None)
+    if code in (None, 0):
         return WELL
     return EXIT

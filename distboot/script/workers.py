@@ -1,16 +1,21 @@
-"""Keep the workers of a script, of a data loader for example, alive through the signal that asks a
-job to stop.
+"""Shield the workers of a script from the SIGTERM that asks the job to stop.
 
-Slurm, torchrun and mpirun send SIGTERM to every process, and a script needs its workers until its
-checkpoint is written. The signal is blocked in processes that `multiprocessing` starts, as torch
-has a handler of its own there, and a thread receives it: it obeys the process that started the
-worker, and drops signals from others. The worker ends when that process has ended.
+Slurm, torchrun and mpirun send SIGTERM to every process. But a script needs its workers, those of a
+data loader for example, until its checkpoint is written. So:
 
-A script is patched at its first read of `ctx.preempted`, or at its start with
-DISTBOOT_SHIELD_WORKERS=1.
+- A process that `multiprocessing` starts has SIGTERM blocked. (A handler would not do: torch has
+  one there.) A thread in it receives the signal instead.
+- The thread obeys SIGTERM from the process that started the worker, and drops it from others.
+- The worker ends when that process has ended.
+- `Process.terminate` sends a second signal as well: its SIGTERM is lost while one from a launcher
+  is pending.
+- The programs that a worker starts have no signal blocked.
 
-This file is also read by the Python of an unmodified script, and of its workers, without the rest
-of the package: it imports only the standard library, and late.
+The script is patched at its first read of `ctx.preempted`; with DISTBOOT_SHIELD_WORKERS=1, at its
+start.
+
+The Python of an unmodified script, and of its workers, loads this file as well, without the rest of
+the package: it imports only the standard library, and late.
 """
 
 from __future__ import annotations
@@ -30,13 +35,11 @@ VARIABLE = "DISTBOOT_SHIELD_WORKERS"
 ALWAYS = "1"
 NEVER = "0"
 
-# Start methods whose workers get the thread; those of joblib do not have it
+# Start methods whose workers get the thread; those of joblib do not
 _METHODS = ("fork", "spawn", "forkserver")
 _INTERVAL = 1.0  # seconds between two checks whether the starter has ended
-# Sent by `Process.terminate`: its SIGTERM is lost while another one is pending, and real-time
-# signals queue
-_TERM_TOO = 57
-_WAKE = 56  # interrupts a system call of the main thread with EINTR
+_TERM_TOO = 57  # sent by `Process.terminate`: a real-time signal, which the kernel queues
+_WAKE = 56  # interrupts a system call of the main thread, with EINTR
 _PIDFD_SEND_SIGNAL = 424  # asm-generic/unistd.h
 # Run in a worker that is a new program, before it imports the script.
 _LOAD = """
@@ -52,31 +55,26 @@ except Exception:
 """
 
 _signals = {_TERM_TOO}
-_worker = 0  # the id of the shielded process: this one, or the one that has forked it
+_worker = 0  # the id of the shielded process: this one, or the one that forked it
 
 
 def install_at_start() -> None:
-    """Shield workers from now on if the user asks for it with DISTBOOT_SHIELD_WORKERS=1."""
+    """Shield workers from now on, with DISTBOOT_SHIELD_WORKERS=1."""
     if os.environ.get(VARIABLE) == ALWAYS:
         _install()
 
 
 def install_for_reader() -> None:
-    """Shield workers from now on, as the script reads `ctx.preempted`; DISTBOOT_SHIELD_WORKERS=0
-    prevents it.
-    """
+    """Shield workers from now on, unless DISTBOOT_SHIELD_WORKERS=0: the script reads."""
     if os.environ.get(VARIABLE) != NEVER:
         _install()
 
 
 @cache
 def _install() -> None:
-    """Shield workers from SIGTERM, and from the signals in DISTBOOT_STOP_SIGNALS, such as
-    "SIGUSR1,USR2".
-    """
     from .crash_hooks import when_imported  # here, as no worker needs it
 
-    # multiprocessing takes 15 ms; this part of it comes after multiprocessing.process.
+    # Importing multiprocessing takes 15 ms; it imports this part after multiprocessing.process
     when_imported("multiprocessing.reduction", _patch)
 
 
@@ -85,9 +83,7 @@ def _patch() -> None:
     import signal
 
     base = sys.modules["multiprocessing.process"].BaseProcess
-    is_patched = hasattr(
-        base.start, "of_distboot"
-    )  # by the copy of this file that the wrapper loads
+    is_patched = hasattr(base.start, "of_distboot")  # by the wrapper's copy of this file
     if sys.platform != "linux" or is_patched:
         return
     _signals.update(_signals_to_outlive())
@@ -97,6 +93,7 @@ def _patch() -> None:
 
 
 def _signals_to_outlive() -> list[int]:
+    """SIGTERM, and those in DISTBOOT_STOP_SIGNALS, such as "SIGUSR1,USR2"."""
     names = {"SIGTERM"}
     for name in os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(","):
         names.add("SIG" + name.strip().upper().removeprefix("SIG"))
@@ -117,7 +114,7 @@ def _starting_shielded(start: Callable[..., Any]) -> Callable[..., Any]:
         with _masked(signal.SIG_BLOCK):  # the worker inherits the mask
             _prepare()
             if method != "fork":
-                # Now, as that unblocks SIGTERM in this thread (bpo-33613)
+                # Now, because that unblocks SIGTERM in this thread (bpo-33613)
                 resource_tracker.ensure_running()
                 signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
             start(process)
@@ -144,7 +141,7 @@ def _running_shielded(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache  # a fork inherits it
 def _prepare() -> None:
-    """Let this process end its workers, and send the shield to those that are new programs."""
+    """Let `terminate` end shielded workers, and shield those that are new programs."""
     from multiprocessing import popen_fork, spawn
 
     terminate = popen_fork.Popen.terminate
@@ -163,9 +160,7 @@ def _prepare() -> None:
 
 
 class _Shield:
-    """Unpickling it shields the worker; a worker that does not find this file runs without a
-    shield.
-    """
+    """Shields the worker that unpickles it, unless that does not find this file."""
 
     def __reduce__(self) -> tuple[object, ...]:
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -174,7 +169,7 @@ class _Shield:
 
 def shield(signals: Iterable[int], starter: int) -> None:
     """Shield this process, a worker of the process `starter`."""
-    global _worker  # noqa: PLW0603 - as a process has one starter
+    global _worker  # noqa: PLW0603 - a process has one starter
     _signals.update(signals)
     _patch()
     try:
@@ -189,7 +184,8 @@ def shield(signals: Iterable[int], starter: int) -> None:
 
 def _reset_handlers() -> None:
     for number in _signals:
-        if callable(signal.getsignal(number)):  # the script's own is not for its workers
+        is_of_script = callable(signal.getsignal(number))
+        if is_of_script:  # its handler is not for its workers
             signal.signal(number, signal.SIG_DFL)
     signal.signal(_TERM_TOO, signal.SIG_IGN)
     signal.signal(_WAKE, lambda *_: None)
@@ -209,12 +205,13 @@ def _watch(starter: int, parent: int) -> None:
             if _has_ended(starter, parent):
                 _obey(signal.SIGTERM, os.getpid())
             continue
+        is_repetition = found.si_signo == _TERM_TOO
         number = found.si_signo
-        if number == _TERM_TOO:
+        if is_repetition:
             number = signal.SIGTERM
         if callable(signal.getsignal(number)):
-            # A handler of the worker's own receives it from every sender, once: not the repetition
-            is_for_worker = number == found.si_signo
+            # A handler of the worker's own handles it from every sender, and once
+            is_for_worker = not is_repetition
         else:
             is_for_worker = found.si_pid in (starter, os.getpid())
         if is_for_worker:
@@ -222,16 +219,15 @@ def _watch(starter: int, parent: int) -> None:
 
 
 def _obey(number: int, sender: int) -> None:
-    """Deliver a signal to this process as from its sender: torch's handler compares it with its
-    parent.
-    """
+    """Deliver a signal to this process as from its sender, which torch's handler compares."""
     import threading
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     if callable(signal.getsignal(number)):
         signal.raise_signal(number)
-        # Where Python's handlers run
-        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+        # Python runs handlers in the main thread
+        main = threading.main_thread().ident or 0
+        signal.pthread_kill(main, _WAKE)
         return
     is_sent = False
     with suppress(Exception):
@@ -252,7 +248,10 @@ def _sent_as_from(sender: int, number: int) -> bool:
 
 
 def _has_ended(starter: int, parent: int) -> bool:
-    """A forkserver, the parent of workers that another process has started, ends after them."""
+    """Whether the process that started this worker has ended, or its parent has.
+
+    They differ for a worker of a forkserver, which ends after its workers.
+    """
     if os.getppid() != parent:
         return True
     try:
@@ -265,7 +264,7 @@ def _has_ended(starter: int, parent: int) -> bool:
 
 @cache
 def _wrap() -> None:
-    """Let the programs that this worker starts have no signal blocked."""
+    """Start programs from this worker with no signal blocked."""
     import subprocess
 
     popen: Any = subprocess.Popen
@@ -287,7 +286,7 @@ def _unshielded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forget() -> None:
-    """A fork of a worker is not shielded, unless it is a worker itself."""
+    """In a fork of a worker, which is not shielded unless it is a worker itself."""
     global _worker  # noqa: PLW0603
     if _worker:
         _worker = 0

@@ -7,8 +7,8 @@ import sys
 
 from ..base.errors import DistbootError
 from ..detection import inherited
-from ..detection.detect import LAUNCHERS, refuse_unless_rank
-from ..detection.launchers.slurm import SINGLE
+from ..detection.detect import refuse_unless_rank
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 
 
@@ -36,7 +36,7 @@ def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
 
 def refuse_spawned(placement: Placement) -> None:
     """Refuse a child of multiprocessing without a rank: each of them would be rank 0 of 1."""
-    if placement.launcher != SINGLE.name:
+    if placement.has_launcher:
         return
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:

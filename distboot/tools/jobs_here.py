@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
-from ..base.procfs import started
+from ..base.process import started
 from ..base.text import escape_control
 from ..host.sockets import command, holders
 

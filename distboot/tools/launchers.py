@@ -5,12 +5,12 @@ uses.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from ..cli.output import emit
 from ..cli.parser import Parser
-from ..detection.detect import INNERMOST_FIRST
 from ..detection.launchers import Launcher
+from ..detection.order import LAUNCHERS
 from ..detection.placement import PLATFORMS, Platform
 
 _FIELDS = ("name", "title", "markers", "source")
@@ -21,12 +21,12 @@ def launchers(arguments: list[str]) -> int:
     description = "Print all launchers, innermost first, and all platforms that can be recognised."
     parser = Parser("launchers", description, "--json  print one JSON object")
     if parser.parse_args(arguments).json:
-        table = {"launchers": _as_json(INNERMOST_FIRST), "platforms": _as_json(PLATFORMS)}
+        table = {"launchers": _as_json(LAUNCHERS.values()), "platforms": _as_json(PLATFORMS)}
         emit(json.dumps(table))
         return 0
     lines = [
         "launchers, the innermost first: the first that claims a process owns its rank",
-        *map(_row, INNERMOST_FIRST),
+        *map(_row, LAUNCHERS.values()),
         "",
         "platforms: they own no rank, but may know the address of rank 0 and the job's id",
         *map(_row, PLATFORMS),
@@ -35,7 +35,7 @@ def launchers(arguments: list[str]) -> int:
     return 0
 
 
-def _as_json(records: Sequence[Launcher | Platform]) -> list[dict[str, object]]:
+def _as_json(records: Iterable[Launcher | Platform]) -> list[dict[str, object]]:
     rows = []
     for record in records:
         rows.append({name: getattr(record, name) for name in _FIELDS})

@@ -123,7 +123,8 @@ def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) ->
 def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
     """The reports of the rank that failed first, or of rank 0."""
     begin = time.time()
-    factory = item.config._tmp_path_factory  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
+    config: Any = item.config
+    factory = config._tmp_path_factory  # noqa: SLF001 - as xdist does
     folder: Path = factory.mktemp("ranks")
     (folder / "shared").mkdir()
     output, why = _run(item, wanted, folder)

@@ -13,9 +13,10 @@ from ..base.text import counted, escape_control, ranks_said
 from ..cli.output import emit
 from ..cli.parser import Parser
 from ..detection import surroundings
-from ..detection.detect import LAUNCHERS, refuse_unless_rank
+from ..detection.detect import refuse_unless_rank
 from ..detection.export import require_master
 from ..detection.here import detect_here
+from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS, PLATFORMS, Placement
 
 TYPE_CHECKING = False
@@ -96,7 +97,7 @@ def _headline(placement: Placement) -> str:
             f"Started by {launcher}{platform}.\n"
             "Start the ranks with: python -m distboot --nproc-per-node N script.py …"
         )
-    if placement.launcher == "single":
+    if not placement.has_launcher:
         return f"Not started by a launcher: rank {number}{platform}."
     where = f"Rank {number}"
     where += _index_of("local rank", placement.local_rank, placement.local_world_size)

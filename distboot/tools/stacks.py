@@ -62,7 +62,7 @@ def agents_here(job: str) -> dict[str, list[str]]:
     """By job, the names of its agents' sockets in this network namespace; of one job, or of all if
     it is empty.
     """
-    from ..agent.link import PREFIX, socket_name
+    from ..agent.link_messages import PREFIX, socket_name
 
     wanted: tuple[str, ...] = ("",)
     if job:  # 4711 includes the steps of a job: 4711.0

@@ -20,8 +20,20 @@ import sys
 from pathlib import Path
 
 _NOISE = (
-    "_", "HOME", "LANG", "LC_CTYPE", "LOGNAME", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "SHELL", "SHLVL", "TERM", "USER",
-)  # fmt: skip
+    "_",
+    "HOME",
+    "LANG",
+    "LC_CTYPE",
+    "LOGNAME",
+    "OLDPWD",
+    "PATH",
+    "PWD",
+    "PYTHONPATH",
+    "SHELL",
+    "SHLVL",
+    "TERM",
+    "USER",
+)
 
 
 def process(folder: Path, rank: str) -> None:

@@ -21,7 +21,7 @@ from plot import Bar, bars, lines
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_sides_come_in_random_order_and_the_first_round_does_not_count() -> None:
+def test_sides_alternate_at_random_without_the_first_round() -> None:
     turns: list[str] = []
 
     def side(name: str) -> Callable[[], float]:
@@ -38,7 +38,7 @@ def test_sides_come_in_random_order_and_the_first_round_does_not_count() -> None
     assert len(found["a"].values) == 80
 
 
-def test_a_side_that_fails_is_a_reason_and_the_others_go_on(
+def test_failing_side_is_a_reason_and_others_continue(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     contenders = [
@@ -81,7 +81,7 @@ def test_median_and_quartiles(
     assert series.said(unit, digits, sign=sign) == said
 
 
-def test_a_promise_is_kept_by_the_median_and_open_where_nothing_was_measured() -> None:
+def test_promise_is_kept_by_the_median_or_open() -> None:
     kept = promise(
         "start", Series((0.01, 0.02, 0.09)), 0.02, "≤ 20 ms", unit="ms", digits=0, more=True
     )
@@ -90,7 +90,7 @@ def test_a_promise_is_kept_by_the_median_and_open_where_nothing_was_measured() -
     assert promise("start", Series(why="no tini"), 0.02, "≤ 20 ms").reached is None
 
 
-def test_the_page_has_verdicts_tables_and_plots_and_no_host_name() -> None:
+def test_page_has_verdicts_tables_and_no_host_name() -> None:
     rows = [("ours", "1 s"), ("theirs", "2 s")]
     compared = Table("Start", ("way", "time"), rows, "Half the time.", ("start.svg", "<svg/>"))
     limits = [Limit("a", "1 s", "≤ 2 s", reached=True), Limit("b", "3 s", "≤ 2 s", reached=False)]
@@ -98,8 +98,14 @@ def test_the_page_has_verdicts_tables_and_plots_and_no_host_name() -> None:
     text = page([Section([compared], limits), Section()], "Measured on 2026-01-02.")
     for part in (
         "1 of 3 limits reached, 1 missed.",
-        "| a | 1 s | ≤ 2 s | reached |\n| b | 3 s | ≤ 2 s | **missed** |\n| c | not measured |  | not measured |",
-        "## Start\n\n![Start](start.svg)\n\n| way | time |\n| --- | --- |\n| ours | 1 s |\n| theirs | 2 s |",
+        (
+            "| a | 1 s | ≤ 2 s | reached |\n| b | 3 s | ≤ 2 s | **missed** |\n| c | not "
+            "measured |  | not measured |"
+        ),
+        (
+            "## Start\n\n![Start](start.svg)\n\n| way | time |\n| --- | --- |\n| ours | "
+            "1 s |\n| theirs | 2 s |"
+        ),
         "\n\nHalf the time.\n",
         "Measured on 2026-01-02.",
         f"Python {platform.python_version()}, torch ",
@@ -128,7 +134,7 @@ def texts(svg: str) -> dict[str, float]:
     }
 
 
-def test_bars_are_as_long_as_what_they_say_and_nothing_leaves_the_paper() -> None:
+def test_bars_have_the_length_of_their_value() -> None:
     svg = bars(
         "A <title>",
         [Bar("ours", 1, "1 s", ours=True), Bar("a & b", 4, "4 s"), Bar("c", 2, "?", silent=True)],
@@ -145,9 +151,7 @@ def test_bars_are_as_long_as_what_they_say_and_nothing_leaves_the_paper() -> Non
 
 
 @pytest.mark.parametrize("log_y", [True, False])
-def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(
-    *, log_y: bool
-) -> None:
+def test_lines_rise_with_values_and_names_stay_apart(*, log_y: bool) -> None:
     series = {f"way {number}": [(1.0, 1.0), (8.0, 2 + number / 100)] for number in range(8)} | {
         "nothing": []
     }
@@ -168,7 +172,10 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(
     [
         (
             "missing",
-            "distboot: rank 0 on nodea: 3/4 ranks joined; missing: rank 2 (node 1); giving up in 298 s",
+            (
+                "distboot: rank 0 on nodea: 3/4 ranks joined; missing: "
+                "rank 2 (node 1); giving up in 298 s"
+            ),
             True,
         ),
         ("missing", "[W1122 06:41:00 TCPStore.cpp:294] [c10d] 3/4 clients joined.", False),

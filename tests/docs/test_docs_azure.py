@@ -63,9 +63,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Block, dict[str, Any]
     (folder / "src").mkdir()
     asked = json.dumps([[block.language, block.text] for block in SHOWN])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK], cwd=folder, input=asked, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", ASK],
+        cwd=folder,
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return dict(zip(SHOWN, json.loads(done.stdout), strict=True))
 
@@ -79,7 +84,9 @@ def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block
     if "command" not in job:
         assert (job["type"], job["size"]) == ("amlcompute", "Standard_ND96isr_H100_v5")
         return
-    command, distribution, nodes = job["command"], job["distribution"], job["instances"]
+    command = job["command"]
+    distribution = job["distribution"]
+    nodes = job["instances"]
     assert command.startswith("python -m distboot ")
     if distribution.get("type") == "tensorflow":
         assert "--framework=tensorflow" in command
@@ -94,7 +101,7 @@ def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block
         assert distribution["type"] == "mpi"
 
 
-def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
+def test_every_kind_of_job_has_yaml_and_python() -> None:
     yamls = [yaml.safe_load(block.text) for block in SHOWN if block.language == "yaml"]
     kinds = {
         job["distribution"]["type"] if "distribution" in job else None
@@ -107,12 +114,13 @@ def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
         assert f"distribution={name}(" in pythons
 
 
-def test_copy_of_the_folder_next_to_the_script_is_enough(
-    tmp_path: Path, run_ranks: RunRanks
-) -> None:
+def test_copy_of_the_folder_beside_the_script_works(tmp_path: Path, run_ranks: RunRanks) -> None:
     """As the page says of curated environments: the Python below a virtual environment has no distboot."""
     shutil.copytree(PACKAGE, tmp_path / "distboot", ignore=shutil.ignore_patterns("__pycache__"))
-    script = "import distboot\nwith distboot.init('none') as ctx:\n    print(distboot.__file__, ctx.rank)\n"
+    script = (
+        "import distboot\nwith distboot.init('none') as ctx:\n    "
+        "print(distboot.__file__, ctx.rank)\n"
+    )
     python = getattr(sys, "_base_executable", sys.executable)
     ranks = run_ranks(script, before=(python, "-m", "distboot"), PYTHONPATH="")
     own = str(tmp_path / "distboot" / "__init__.py")

@@ -137,7 +137,10 @@ NOT_RUN = {
     ): "two nodes: test_docs_clouds.py",
     (
         "docs/how-to/another-cloud.md",
-        "$ export NODE_RANK=$ACME_NODE_INDEX NUM_NODES=$ACME_NODE_COUNT MASTER_ADDR=$ACME_NODE_0 MASTER_PORT=29500",
+        (
+            "$ export NODE_RANK=$ACME_NODE_INDEX NUM_NODES=$ACME_NODE_COUNT "
+            "MASTER_ADDR=$ACME_NODE_0 MASTER_PORT=29500"
+        ),
     ): "two nodes: test_docs_clouds.py",
     (
         "docs/how-to/late-ranks.md",
@@ -315,7 +318,7 @@ def test_options_of_docker_are_podmans() -> None:
             assert missing == [], block
 
 
-def test_commands_of_distboot_that_are_not_run_could_be() -> None:
+def test_unrun_commands_of_distboot_would_parse() -> None:
     helped = subprocess.run(
         [sys.executable, "-m", "distboot", "run", "--help"],
         cwd=ROOT,
@@ -357,7 +360,7 @@ def test_comparison(shown: str, printed: str, agrees: bool) -> None:
     assert (disagreements(session, f"{printed}\x010\x01", "here") == []) == agrees
 
 
-def test_comparison_sees_a_command_that_fails_or_never_ends() -> None:
+def test_comparison_sees_failing_and_endless_commands() -> None:
     session = [Command("one", []), Command("two", [])]
     assert disagreements(session, "\x010\x01\x013\x01", "here") == ["$ two\n  ended with 3"]
     assert disagreements(session, "\x010\x01", "here") == ["only 1 of 2 commands ended"]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, ROOT
+from inside import CODES
 from pages import PAGES, Block, blocks, load
-
-from distboot.base.errors import CODES
 
 # Console, Python and most YAML are run, or fed to what reads it; of a text the lines are looked for in the code, here.
 KINDS = {"console", "python", "yaml", "json", "bash", "dockerfile", "text"}
@@ -65,8 +64,9 @@ def test_every_block_is_of_a_known_kind() -> None:
     assert len(blocks()) > 100
 
 
-def test_every_page_is_in_the_menu_of_the_site() -> None:
-    menu, docs = (ROOT / "mkdocs.yml").read_text(), ROOT / "docs"
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text()
+    docs = ROOT / "docs"
     assert [
         path.name for path in docs.rglob("*.md") if f": {path.relative_to(docs)}\n" not in menu
     ] == []
@@ -89,7 +89,8 @@ def _pieces() -> tuple[str, ...]:
 
 def _said_by_the_code(line: str) -> float:
     """How much of a line the code has, from 0 to 1; the rest are values."""
-    rest, known = line, 0
+    rest = line
+    known = 0
     for piece in _pieces():
         while piece in rest:
             rest = rest.replace(piece, "\0", 1)
@@ -127,7 +128,9 @@ def test_demonstration_ends_with_this_table(capsys: pytest.CaptureFixture[str]) 
     demo = load(ROOT / "examples" / "demo.py")
     rows = list(demo.all_rows([]))
     for row, line in zip(rows, shown.splitlines()[1:], strict=False):
-        row.loss, row.accuracy, row.seconds = 0.11837, 0.972, float(line.split()[-1])
+        row.loss = 0.11837
+        row.accuracy = 0.972
+        row.seconds = float(line.split()[-1])
     assert demo.report(rows) == 0
     assert capsys.readouterr().out.strip("\n") == shown.strip("\n")
 
@@ -212,7 +215,7 @@ def test_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).is_file()
 
 
-def test_it_opens_with_the_problem_the_line_what_decides_adoption_and_the_picture() -> None:
+def test_readme_opens_with_problem_line_decisions_and_picture() -> None:
     opening = README.partition("\n## Try it")[0]
     wanted = (
         "N processes on M machines",

@@ -34,7 +34,9 @@ GIVEN = {
     + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n",
     "docs/how-to/frameworks/mpi.md": "value = 1\n",
     "docs/how-to/script.md": "load = list\n",
-    "docs/how-to/stopping.md": "import distboot\nctx = distboot.init('none')\nbatches = [1, 2]\ntrain = save = id\n",
+    "docs/how-to/stopping.md": (
+        "import distboot\nctx = distboot.init('none')\nbatches = [1, 2]\ntrain = save = id\n"
+    ),
     "docs/how-to/sagemaker.md": "role = ''\n",
 }
 # What is other in a job of one process.

@@ -21,14 +21,12 @@ import yaml
 from captured import one
 from documented import AWSBATCH, TRAINJOB
 from hosts import Slurm
+from inside import CLOSES, count_of, refuse_unless_rank
 from launched import needs_slurm, needs_torch
 from pages import ROOT, blocks
 from test_docs_console import TRAIN
 
 from distboot import DistbootError, detect
-from distboot.cli.nproc_per_node import count_of
-from distboot.detection.detect import refuse_unless_rank
-from distboot.rendezvous.foreign import CLOSES
 
 ENTRYPOINT = ["python", "-m", "distboot", "run"]
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
@@ -72,8 +70,10 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
 # Fields with names that are the user's, or another project's
 FREE = ("limits", "selector", "labels", "annotations")
 # Have only what is added there to the others.
-RETRIES, RESTARTS = "docs/reference/exit-codes.md", "docs/how-to/restarts.md"
-MESHES, CLOUDS = "docs/how-to/service-meshes.md", "docs/how-to/another-cloud.md"
+RETRIES = "docs/reference/exit-codes.md"
+RESTARTS = "docs/how-to/restarts.md"
+MESHES = "docs/how-to/service-meshes.md"
+CLOUDS = "docs/how-to/another-cloud.md"
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
@@ -128,8 +128,10 @@ def test_fields_exist(page: str, document: dict[str, Any]) -> None:
 
 
 def test_indexed_job() -> None:
-    service, job = _of_kind("Service"), _of_kind("Job")
-    name, spec = job["metadata"]["name"], job["spec"]
+    service = _of_kind("Service")
+    job = _of_kind("Job")
+    name = job["metadata"]["name"]
+    spec = job["spec"]
     (pod,) = _pods(job)
     (container,) = pod["containers"]
     assert service["spec"]["clusterIP"] == "None"
@@ -142,9 +144,14 @@ def test_indexed_job() -> None:
     )
     assert spec["completions"] == spec["parallelism"], "all pods of a job have to be there at once"
 
-    index = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": (
-        "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    )}}}  # fmt: skip
+    index = {
+        "name": "RANK",
+        "valueFrom": {
+            "fieldRef": {
+                "fieldPath": ("metadata.annotations['batch.kubernetes.io/job-completion-index']")
+            }
+        },
+    }
     assert container["env"].count(index) == 1
     environ = {each["name"]: each.get("value", "1") for each in container["env"]}
     environ |= {**KUBERNETES, "JOB_COMPLETION_INDEX": "1", "HOSTNAME": f"{name}-1"}
@@ -166,9 +173,14 @@ def test_pytorchjob() -> None:
         assert ranks_a_node(container, container["resources"]) == int(count)
     assert isinstance(count, str)
     environ = {
-        "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": count, "PET_NODE_RANK": "1", "RANK": "1",
-        "WORLD_SIZE": str(nodes * int(count)), "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456",
-    }  # fmt: skip
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": count,
+        "PET_NODE_RANK": "1",
+        "RANK": "1",
+        "WORLD_SIZE": str(nodes * int(count)),
+        "MASTER_ADDR": "train-master-0",
+        "MASTER_PORT": "23456",
+    }
     assert node_of(environ) == (1, nodes, "train-master-0", 23456)
     with pytest.raises(DistbootError, match="node-level-launch"):
         refuse_unless_rank(detect(environ))  # so that --nproc-per-node has to be there
@@ -186,7 +198,8 @@ def test_trainjob() -> None:
 
 def test_mpijob() -> None:
     job = _of_kind("MPIJob")
-    spec, roles = job["spec"], job["spec"]["mpiReplicaSpecs"]
+    spec = job["spec"]
+    roles = job["spec"]["mpiReplicaSpecs"]
     assert (job["apiVersion"], sorted(roles)) == ("kubeflow.org/v2beta1", ["Launcher", "Worker"])
     launcher, worker = (
         roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker")
@@ -245,7 +258,8 @@ def test_policies_try_again_what_is_worth_it() -> None:
 
 
 def test_jobset_replaces_one_pod() -> None:
-    jobset, job = _of_kind("JobSet", RESTARTS), _of_kind("Job", RETRIES)
+    jobset = _of_kind("JobSet", RESTARTS)
+    job = _of_kind("Job", RETRIES)
     (one,) = jobset["spec"]["replicatedJobs"]
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 0
     assert one["template"]["spec"] == job["spec"]  # as for a Job

@@ -85,7 +85,7 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
     assert names - package == {f"{DIST_INFO}/{name}" for name in of_the_format}
 
 
-def test_the_sdist_has_what_the_tests_need_and_nothing_else(source: Path) -> None:
+def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
     folders = {"distboot", "tests", "examples", "bench", "docker", "docs", ".ci"}
     files = {
         "Makefile",
@@ -157,7 +157,7 @@ def test_the_lowest_versions_are_tried(said: Any) -> None:
     assert lowest.keys() - found == {"horovod"}
 
 
-def test_the_version_is_that_of_the_metadata_and_of_the_changelog() -> None:
+def test_version_is_that_of_metadata_and_changelog() -> None:
     versions = re.findall(r"^## \[?([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert metadata.version("distboot") == distboot.__version__ == versions[0]
 

@@ -85,10 +85,20 @@ sys.stdout.write(json.dumps(line) + "\\n")
     (tmp_path / "use.py").write_text(script)
     lines = json_lines(run(*TWO_OF_MPIRUN, sys.executable, "use.py", env=env, timeout=LIMIT))
     assert lines == [
-        {"rank": rank, "launcher": "openmpi", "args": rank, "local_ranks": [rank] * 3, "same": True, "nodes": [1, 0],
-         "after": [False, False], "again": rank, "nested": "openmpi", "device": "cpu"}
+        {
+            "rank": rank,
+            "launcher": "openmpi",
+            "args": rank,
+            "local_ranks": [rank] * 3,
+            "same": True,
+            "nodes": [1, 0],
+            "after": [False, False],
+            "again": rank,
+            "nested": "openmpi",
+            "device": "cpu",
+        }
         for rank in range(2)
-    ]  # fmt: skip
+    ]
 
 
 @needs_mpirun
@@ -174,11 +184,17 @@ except distboot.DistbootError as error:
     [
         (
             None,
-            "framework-not-installed deepspeed is not installed in this Python | pip install deepspeed",
+            (
+                "framework-not-installed deepspeed is not installed in "
+                "this Python | pip install deepspeed"
+            ),
         ),
         (
             "def init_distributed(**_): raise RuntimeError('Ninja is required\\nto load C++')",
-            "process-group-failed DeepSpeed could not use the process group on 'gloo': Ninja is required | if it",
+            (
+                "process-group-failed DeepSpeed could not use the process group on "
+                "'gloo': Ninja is required | if it"
+            ),
         ),
     ],
     ids=["missing", "unbuilt"],

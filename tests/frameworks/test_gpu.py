@@ -31,13 +31,15 @@ def script(run: Run, tmp_path: Path) -> Gpu:
     """Runs `bench/gpu.py` on a machine with so many GPUs; its exit code, what it says, and the page."""
 
     def run_it(*arguments: str, count: int, fault: str = "") -> tuple[int, str, str]:
-        root, page = tmp_path / "root", tmp_path / "RESULTS.md"
+        root = tmp_path / "root"
+        page = tmp_path / "RESULTS.md"
         files = {"proc/driver/nvidia/version": _VERSION, "dev/nvidiactl": "", "dev/nvidia-uvm": ""}
         files["site/torch/version.py"] = (
             "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n"
         )
         for number, uuid in enumerate(_UUIDS[:count]):
-            bus, minor = f"0000:0{number}:00.0", f"Device Minor: \t {number}\n"
+            bus = f"0000:0{number}:00.0"
+            minor = f"Device Minor: \t {number}\n"
             files[f"dev/nvidia{number}"] = ""
             files[f"sys/bus/pci/devices/{bus}/vendor"] = "0x10de\n"
             files[f"sys/bus/pci/devices/{bus}/class"] = "0x030200\n"
@@ -74,7 +76,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 @all_with("torch")
-def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
+def test_every_check_runs_and_has_a_row(script: Gpu) -> None:
     code, said, page = script(count=2)
     assert code == 0, said
     assert [what for what, *_ in rows(page)] == [what for what, _ in gpu.CHECKS.values()]
@@ -84,7 +86,7 @@ def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
 
 
 @all_with("torch")
-def test_a_check_that_fails_or_cannot_be_made_is_a_row_that_says_so(script: Gpu) -> None:
+def test_failed_or_impossible_check_has_a_row(script: Gpu) -> None:
     code, said, page = script("--only", "devices", "--only", "visible", count=1, fault="named")
     assert code == 1
     (_, one, not_here), (_, why, failed) = rows(said)
@@ -110,7 +112,7 @@ def test_a_machine_without_a_gpu_is_told(run: Run, tmp_path: Path) -> None:
     assert page.read_text() == _PAGE
 
 
-def test_a_rank_that_trains_alone_is_not_within_the_tolerance() -> None:
+def test_rank_training_alone_is_outside_the_tolerance() -> None:
     # Losses of two ranks on the stand-in, with DistributedDataParallel and without it.
     assert (
         agreement([0.607373, 0.607374], 0.607373)
@@ -132,13 +134,21 @@ def test_a_mig_device_is_shown_by_its_uuid(tmp_path: Path) -> None:
 def test_a_job_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, 2)
     with pytest.raises(FailedError, match=r"rank 1 did not end within \d s: so far"):
-        jobs.run(["-c", "import os, sys, time; sys.stderr.write('so far\\n'); time.sleep(3600 * int(os.environ['I']))"],
-                 [{"I": "0"}, {"I": "1"}])  # fmt: skip
+        jobs.run(
+            [
+                "-c",
+                (
+                    "import os, sys, time; sys.stderr.write('so far\\n'); "
+                    "time.sleep(3600 * int(os.environ['I']))"
+                ),
+            ],
+            [{"I": "0"}, {"I": "1"}],
+        )
     with pytest.raises(FailedError, match="within 0 s"):
         jobs.run(["-c", "import time; time.sleep(3600)"])
 
 
-def test_what_was_seen_on_a_gpu_stays_when_the_rest_is_measured_again() -> None:
+def test_results_of_a_gpu_survive_other_measurements() -> None:
     first = with_gpu(_PAGE, "## On a GPU\n\nSeen.")
     assert gpu_part(first) == "## On a GPU\n\nSeen."
     assert with_gpu(_PAGE, gpu_part(first)) == first

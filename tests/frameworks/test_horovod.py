@@ -53,7 +53,10 @@ needs_library_4 = pytest.mark.skipif(
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
 _WITH_LIBRARY_4 = (*UNDER_5, "env", f"LD_PRELOAD={LIBRARY_4}")
 _OF_USER = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}
-_NOT_MPI_5 = "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open MPI 5; so Horovod uses Gloo"
+_NOT_MPI_5 = (
+    "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open "
+    "MPI 5; so Horovod uses Gloo"
+)
 _NOT_MPICH = "does not work under the mpirun of mpich; so Horovod uses Gloo"
 _ON_GLOO_ONLY = {"PYTHONPATH": f"{GLOO_ONLY}:{ROOT}"}
 _TWO_OF_MPICH = ("mpiexec.mpich", "-n", "2")
@@ -121,7 +124,8 @@ _ONE_WORLD: dict[str, tuple[Any, ...]] = {
 def test_one_world(run: Run, port: int, name: str) -> None:
     launcher, script, env, mpi, more, said, _ = _ONE_WORLD[name]
     if launcher is None:
-        lines, err = lines_of(*in_two(run, port, *script, **env)), ""
+        lines = lines_of(*in_two(run, port, *script, **env))
+        err = ""
     else:
         env = {name: value.replace("PORT", str(port)) for name, value in env.items()}
         lines, err = launched(run, launcher, *script, **env)
@@ -140,16 +144,29 @@ _OFF = {
 }
 _OFF |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "DISTBOOT_RENDEZVOUS": "0"}
 _KERAS_3 = {"WHICH": "horovod.keras", "TF_USE_LEGACY_KERAS": "0"}
-_LACKS, _NO_MPI = "this Horovod was built without", {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
+_LACKS = "this Horovod was built without"
+_NO_MPI = {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "rendezvous off": (_OFF, "rendezvous-needed", "", ()),
-    "Keras 3": (_KERAS_3, "framework-not-installed", "needs legacy Keras, and tf.keras is Keras 3.", needs_tensorflow),
-    "no TensorFlow": (
-        {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"}, "framework-not-installed",
-        f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)", needs_gloo_only,
+    "Keras 3": (
+        _KERAS_3,
+        "framework-not-installed",
+        "needs legacy Keras, and tf.keras is Keras 3.",
+        needs_tensorflow,
     ),
-    "no MPI": (_NO_MPI, "backend-not-available", f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)", needs_gloo_only),
-}  # fmt: skip
+    "no TensorFlow": (
+        {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"},
+        "framework-not-installed",
+        f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)",
+        needs_gloo_only,
+    ),
+    "no MPI": (
+        _NO_MPI,
+        "backend-not-available",
+        f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)",
+        needs_gloo_only,
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +226,7 @@ def test_variable_of_the_user_is_not_overridden(run: Run, port: int) -> None:
     )
 
 
-def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(
+def test_wrapper_serving_the_rendezvous_gets_its_signals(
     run: Run, port: int, tmp_path: Path
 ) -> None:
     script = """
@@ -253,7 +270,7 @@ def test_started_already(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_rank_that_a_signal_ends_takes_the_others_with_it(
+def test_rank_ended_by_a_signal_ends_the_others(
     run: Run, port: int, name: str, tmp_path: Path
 ) -> None:
     script = """
@@ -317,14 +334,14 @@ def test_slurm_step_on_two_hosts(slurm: Slurm, script: tuple[str, ...]) -> None:
 
 
 @needs_openmpi4
-def test_mpi_under_open_mpi_4_and_only_once_a_process(run: Run) -> None:
+def test_mpi_starts_once_under_open_mpi_4(run: Run) -> None:
     lines, _ = launched(run, UNDER_4, "again.py")
     assert are_one_world([line for line in lines if "code" not in line], mpi=True)
     assert [line["code"] for line in lines if "code" in line] == ["already-initialized"] * 2
 
 
 @needs_openmpi4
-def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
+def test_mpi_without_its_peers_is_an_error(run: Run) -> None:
     # As sudo would
     launcher = (*UNDER_4, "env", "-u", "PMIX_RANK", "-u", "PMIX_NAMESPACE", "-u", "OMPI_MCA_ess")
     bare = "import horovod.torch as hvd; hvd.init()"
@@ -364,5 +381,6 @@ def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
         line["text"].partition(": Horovod is about ")[2].partition("\n")[0] for line in lines
     )
     assert texts == [
-        "to use gloo on rank 1, and something else on rank 0", "to use mpi on rank 0, and something else on rank 1"
-    ]  # fmt: skip
+        ("to use gloo on rank 1, and something else on rank 0"),
+        "to use mpi on rank 0, and something else on rank 1",
+    ]

@@ -5,12 +5,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from captured import one
+from inside import Session, alone, frameworks
+from inside import jax as framework
 from launched import all_with
 from ranks import BEGIN, WRAPPER, RunRanks
 
-from distboot import DistbootError, detect, frameworks
-from distboot.agent.session import Session, alone
-from distboot.frameworks import jax as framework
+from distboot import DistbootError, detect
 
 # A proxy that nobody is at: what asks it for a rank fails.
 _ENV = {
@@ -41,7 +41,7 @@ import jax
 
 
 @all_with("jax")
-def test_ranks_are_one_job_and_end_when_they_like(run_ranks: RunRanks) -> None:
+def test_ranks_are_one_job_and_end_separately(run_ranks: RunRanks) -> None:
     script = """
 found = dict(rank=jax.process_index(), size=jax.process_count(), devices=jax.device_count(), total=gathered(ctx.rank))
 ctx.barrier()
@@ -62,16 +62,19 @@ else:
 """
     lines = [rank.line() for rank in run_ranks(_BEGIN + _INIT + script, **_ENV)]
     same = {
-        "size": 2, "devices": 2, "total": [0, 1], "same": True, "another": "already-initialized", "proxy": "127.0.0.1",
-    }  # fmt: skip
+        "size": 2,
+        "devices": 2,
+        "total": [0, 1],
+        "same": True,
+        "another": "already-initialized",
+        "proxy": "127.0.0.1",
+    }
     assert lines == [{"rank": 0, **same}, {"rank": 1, **same}]
 
 
 @all_with("jax")
 @pytest.mark.parametrize("rendezvous", ["1", "0"])
-def test_address_of_the_only_node_may_be_any_of_its_own(
-    run_ranks: RunRanks, rendezvous: str
-) -> None:
+def test_address_of_the_only_node_may_vary(run_ranks: RunRanks, rendezvous: str) -> None:
     here = {
         "LOCAL_WORLD_SIZE": "2",
         "NODE_RANK": "0",
@@ -88,21 +91,42 @@ def test_address_of_the_only_node_may_be_any_of_its_own(
 # What a rank does that ends it, while the other one waits for it: which rank, how, its exit code, what is said of it;
 # and whether the other one waits in a collective operation, which sees on its own that a peer has gone.
 _ENDS = {
-    "exception": (0, "raise ValueError('boom')", 1, "rank 0 failed first: uncaught exception: ValueError: boom", True),
-    "exception in with": (0, "with ctx: raise ValueError('boom')", 1, "rank 0 failed first: uncaught exc", True),
+    "exception": (
+        0,
+        "raise ValueError('boom')",
+        1,
+        (": failed first: uncaught exception: ValueError: boom"),
+        True,
+    ),
+    "exception in with": (
+        0,
+        "with ctx: raise ValueError('boom')",
+        1,
+        ": failed first: uncaught exc",
+        True,
+    ),
     "exception with shutdown": (
-        0, "try: raise ValueError('boom')\n    finally: jax.distributed.shutdown()", 1,
-        "rank 0 failed first: uncaught exception: ValueError: boom", True,
+        0,
+        "try: raise ValueError('boom')\n    finally: jax.distributed.shutdown()",
+        1,
+        ": failed first: uncaught exception: ValueError: boom",
+        True,
     ),
     "sys.exit": (1, "sys.exit(3)", 3, "rank 1 failed first: exit code 3", False),
-    "sys.exit of rank 0": (0, "sys.exit(3)", 3, "rank 0 failed first: exit code 3", True),
-    "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by an external SIGTERM: rank 1 got it first", False),
-}  # fmt: skip
+    "sys.exit of rank 0": (0, "sys.exit(3)", 3, ": failed first: exit code 3", True),
+    "SIGTERM": (
+        1,
+        "os.kill(os.getpid(), 15)",
+        -15,
+        ("stopped by an external SIGTERM: rank 1 got it first"),
+        False,
+    ),
+}
 
 
 @all_with("jax")
 @pytest.mark.parametrize("name", _ENDS)
-def test_end_of_a_rank_is_the_end_of_the_other(run_ranks: RunRanks, name: str) -> None:
+def test_end_of_one_rank_ends_the_other(run_ranks: RunRanks, name: str) -> None:
     culprit, how, code, said, in_collective = _ENDS[name]
     script = f"""
 gathered(ctx.rank)
@@ -150,9 +174,13 @@ say(**found)
     lines = [rank.line() for rank in ended]
     for rank, line in enumerate(lines):
         assert line.pop("env") == {
-            **_ENV, "no_proxy": "a.b", "no_grpc_proxy": "a.b,127.0.0.1",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(rank),
-        }  # fmt: skip
+            **_ENV,
+            "no_proxy": "a.b",
+            "no_grpc_proxy": "a.b,127.0.0.1",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(rank),
+        }
         assert line == {"rank": rank, "size": 2, "total": [0, 1], "launcher": "torch"}
 
 
@@ -169,13 +197,18 @@ def test_exports_are_what_jax_finds_first() -> None:
     assert found.pop("JAX_COORDINATOR_ADDRESS").endswith(":61000")
     assert found.pop("OMPI_MCA_orte_hnp_uri")
     assert found == {
-        "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    }  # fmt: skip
+    }
     job, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500")
     assert set(frameworks.exports("jax", job, environ)) == {
-        "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-    }  # fmt: skip
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+    }
 
 
 def test_nothing_is_exported_for_one_process() -> None:
@@ -219,7 +252,7 @@ def test_rendezvous_off_under_torchrun() -> None:
         ([], {}, None),
     ],
 )
-def test_each_rank_of_a_node_has_its_own_device(
+def test_each_rank_of_a_node_has_a_device(
     monkeypatch: pytest.MonkeyPatch,
     visible: list[str],
     environ: dict[str, str],

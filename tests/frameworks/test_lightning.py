@@ -9,12 +9,11 @@ from importlib.metadata import entry_points
 import pytest
 from captured import one
 from conftest import Run
+from inside import alone, frameworks, variables
 from launched import MPI_ENV, TWO_OF_MPIRUN, all_with, json_lines, needs_mpirun
 from ranks import BEGIN, WRAPPER, RunRanks
 
-from distboot import DistbootError, detect, frameworks
-from distboot.agent.session import alone
-from distboot.detection.export import variables
+from distboot import DistbootError, detect
 from distboot.lightning import callbacks
 
 # A rank that trains on data of its own must end with the weights of all.
@@ -137,11 +136,15 @@ fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
 @all_with("lightning")
 @pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
 def test_lightning_is_to_start_processes_itself(run: Run, init: str) -> None:
-    script, before = _BEGIN + init + _WRONG_SIZE, [sys.executable] if init else WRAPPER
+    script = _BEGIN + init + _WRONG_SIZE
+    before = [sys.executable] if init else WRAPPER
     done = run(*before, "train.py", train=script, env={"DEVICES": "2"}, timeout=180)
     assert done.returncode == 1
     assert "does not match the world size (1)" in done.stderr
-    hint = "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks here: python -m distboot --nproc"
+    hint = (
+        "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks "
+        "here: python -m distboot --nproc"
+    )
     assert done.stderr.rpartition("world size (1)")[2].count(hint) == 1, done.stderr
 
 
@@ -183,7 +186,7 @@ def test_wrong_devices_in_a_job_of_several(
         assert any(text in rank.err for rank in ended), ended[0].err
 
 
-def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_check_covers_only_jobs_of_distboot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", types.SimpleNamespace(Callback=object))
     for name, value in variables(detect(one("openmpi-4.1.4/1node_4procs", 3)), {}).items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(
@@ -263,7 +266,7 @@ def _exported(environ: Mapping[str, str]) -> dict[str, str]:
     return frameworks.exports("torch", alone(detect(environ), 1.0), environ)
 
 
-def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
+def test_exports_for_lightning_only_where_none_are_set() -> None:
     assert _exported({}) == {
         "TORCHELASTIC_RUN_ID": "none",
         "GROUP_RANK": "0",
@@ -275,5 +278,7 @@ def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
     assert _exported({**slurm, "SLURM_NTASKS_PER_NODE": "2"}) == {}
     slurm.pop("SLURM_NTASKS_PER_NODE", None)
     assert _exported(slurm) == {
-        "TORCHELASTIC_RUN_ID": detect(slurm).job_id, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
-    }  # fmt: skip
+        "TORCHELASTIC_RUN_ID": detect(slurm).job_id,
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+    }

@@ -47,7 +47,10 @@ def launched(tmp_path: Path) -> Start:
         "Open MPI 4": [OPENMPI4, "--oversubscribe", "-n", "2"],
         "MPICH": [MPICH, "-n", "2"],
         "torchrun": [
-            *f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python".split()
+            *(
+                f"{sys.executable} -m torch.distributed.run "
+                "--standalone --nproc-per-node=2 --no-python"
+            ).split()
         ],
     }
     files = {"Open MPI 4": "libmpi.so.40", "MPICH": "libmpich.so.12"}
@@ -174,8 +177,9 @@ def test_launcher_and_library_that_differ(
     name = {"MPICH": "mpich"}.get(launcher, "openmpi")
     said = [
         f"mpi-mismatch launcher '{name}' says that this is rank {rank} of 2, and mpi4py that it is rank 0 of 1: "
-        f"it uses {uses}" for rank in range(2)
-    ]  # fmt: skip
+        f"it uses {uses}"
+        for rank in range(2)
+    ]
     found = sorted(line for line in done.stdout.splitlines() if line.startswith("mpi-mismatch"))
     assert [line[: len(text)] for line, text in zip(found, said, strict=True)] == said
 
@@ -202,15 +206,24 @@ def test_launchers_that_do_not_start_mpi(run: Run, launched: Start, run_ranks: R
 @pytest.mark.parametrize(
     ("before", "env", "said"),
     [
-        ("sys.modules['mpi4py'] = None", {}, "framework-not-installed mpi4py is not installed in this Python"),
-        ("", {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}, "mpi-mismatch mpi4py finds no MPI that it can use: "),
         (
-            "from mpi4py import MPI; MPI.Finalize()", MPI_ENV,
+            "sys.modules['mpi4py'] = None",
+            {},
+            "framework-not-installed mpi4py is not installed in this Python",
+        ),
+        (
+            "",
+            {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"},
+            "mpi-mismatch mpi4py finds no MPI that it can use: ",
+        ),
+        (
+            "from mpi4py import MPI; MPI.Finalize()",
+            MPI_ENV,
             "already-initialized MPI has been finalized in this process, and cannot start a second time",
         ),
     ],
     ids=["missing", "no-library", "finalized"],
-)  # fmt: skip
+)
 def test_mpi4py_that_does_not_work(run: Run, before: str, env: dict[str, str], said: str) -> None:
     if "MPI4PY_LIBMPI" in env:
         _needs_a_choice()

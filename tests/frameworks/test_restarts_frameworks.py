@@ -23,7 +23,9 @@ _INIT = "import distboot\nctx = distboot.init({!r}, join_timeout=60)\n"
 # Instead of what the loops do that are the script's own.
 _WITH = {
     "lightning": {
-        "callbacks=[SaveAndStop()]": "callbacks=[ModelCheckpoint('saved', every_n_train_steps=10, save_last=True)]",
+        "callbacks=[SaveAndStop()]": (
+            "callbacks=[ModelCheckpoint('saved', every_n_train_steps=10, save_last=True)]"
+        ),
         '"enable_checkpointing", ': "",
         "from lightning import LightningModule, Trainer": "from lightning import LightningModule, Trainer\n"
         "from lightning.pytorch.callbacks import ModelCheckpoint",

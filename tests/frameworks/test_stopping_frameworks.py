@@ -196,7 +196,8 @@ def seen(job: Job) -> list[list[Any]]:
 
 def stopped_at(job: Job) -> int:
     """The step at which all ranks have stopped, one having been told to."""
-    pids, processes = [job.folder / f"pid-{rank}" for rank in range(job.ranks)], job.processes
+    pids = [job.folder / f"pid-{rank}" for rank in range(job.ranks)]
+    processes = job.processes
     until(
         lambda: (
             all(pid.exists() for pid in pids) or any(each.poll() is not None for each in processes)
@@ -214,7 +215,7 @@ def stopped_at(job: Job) -> int:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, id=name, marks=way.marks) for name, way in WAYS.items()]
 )
-def test_all_stop_after_one_step_and_go_on_from_it(start: Start, way: Way) -> None:
+def test_all_stop_after_one_step_and_resume_there(start: Start, way: Way) -> None:
     last = stopped_at(begun(start, way, 2))
     assert [steps[:2] for steps in seen(begun(start, way, 2))] == [[last + 1, STEPS]] * 2
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from inside import free_port
 from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs_mpirun
 from supervised import until
 from tensorflows import LIMIT, QUIET, ByHand, Ranks, by_rank, needs_tensorflow, tasks
-
-from distboot.host import free_port
 
 pytestmark = [pytest.mark.all, needs_tensorflow]
 
@@ -96,12 +95,15 @@ def _first_line(ranks: Ranks, rank: int) -> dict[str, Any]:
 
 
 def _keras_3_is_named(ranks: Ranks, rank: int) -> bool:
-    hint = f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 does not work under a strategy"
+    hint = (
+        f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 "
+        "does not work under a strategy"
+    )
     return ranks.output(rank).count(hint) == 1
 
 
 # Azure ML's empty list of parameter servers makes TensorFlow crash.
-def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
+def test_given_tf_config_wins_and_warns_of_keras(by_hand: ByHand) -> None:
     given = tasks(chief=1, worker=1, ps=0)
     ranks = by_hand(
         _WORKER + "strategy = ctx.strategy" + _FITS,
@@ -110,7 +112,8 @@ def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
     )
     assert ranks.codes() == [1, 1]
     for rank, task in enumerate(("chief", "worker")):
-        line, config = _first_line(ranks, rank), json.loads(given[rank]["TF_CONFIG"])
+        line = _first_line(ranks, rank)
+        config = json.loads(given[rank]["TF_CONFIG"])
         assert (line["launcher"], line["task"], line["total"]) == ("tf_config", [task, 0], 3.0)
         assert config["cluster"].pop("ps") == []
         assert line["config"] == config
@@ -130,7 +133,7 @@ def test_the_same_for_a_script_as_it_is(by_hand: ByHand) -> None:
     assert any(_keras_3_is_named(ranks, rank) for rank in (0, 1))
 
 
-def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
+def test_wrapper_makes_tf_config_for_an_unmodified_script(by_hand: ByHand) -> None:
     ranks = by_hand(
         _MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"]
     )
@@ -196,15 +199,39 @@ def test_tensorflow_used_before(by_hand: ByHand) -> None:
 
 _BROKEN = {"cluster": {"worker": ["127.0.0.1", "b:99999"]}, "task": {"type": "worker", "index": 0}}
 _REFUSED: list[tuple[dict[str, object], dict[str, str], str, list[str]]] = [
-    ({"strategy": "mirored"}, {}, "usage", ["strategy='mirored' is not one of multi_worker_mirrored, "]),
+    (
+        {"strategy": "mirored"},
+        {},
+        "usage",
+        [("strategy='mirored' is not one of multi_worker_mirrored, ")],
+    ),
     ({"strategy": "mirrored"}, {}, "usage", ["for one process, and the job has 2"]),
-    ({"backend": "gloo"}, {}, "usage", ["backend='gloo' is not one of TensorFlow's: auto, ring, nccl"]),
-    ({"strategy": "parameter_server", "timeout": 5}, {}, "usage", ["not for strategy='parameter_server'"]),
-    ({"strategy": "parameter_server"}, {}, "usage", ["needs a TF_CONFIG with the tasks chief, worker and ps"]),
+    (
+        {"backend": "gloo"},
+        {},
+        "usage",
+        [("backend='gloo' is not one of TensorFlow's: auto, ring, nccl")],
+    ),
+    (
+        {"strategy": "parameter_server", "timeout": 5},
+        {},
+        "usage",
+        ["not for strategy='parameter_server'"],
+    ),
+    (
+        {"strategy": "parameter_server"},
+        {},
+        "usage",
+        [("needs a TF_CONFIG with the tasks chief, worker and ps")],
+    ),
     ({}, {"DISTBOOT_RENDEZVOUS": "0"}, "rendezvous-needed", ["there is no TF_CONFIG"]),
-    ({}, {"TF_CONFIG": json.dumps(_BROKEN)}, "broken-environment",
-     ["worker 0 is not 'host:port'", "worker 1 is not a port"]),
-]  # fmt: skip
+    (
+        {},
+        {"TF_CONFIG": json.dumps(_BROKEN)},
+        "broken-environment",
+        ["worker 0 is not 'host:port'", "worker 1 is not a port"],
+    ),
+]
 
 
 def test_refused_before_tensorflow_is_imported(by_hand: ByHand) -> None:
@@ -233,7 +260,10 @@ distboot.init("tensorflow", join_timeout=90)
     each = [{**task, **place} for task, place in zip(tasks, by_rank(2), strict=True)]
     ranks = by_hand(script, each=each)
     assert 128 + signal.SIGKILL in ranks.codes()
-    said = r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did not find each other within"
+    said = (
+        r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did "
+        r"not find each other within"
+    )
     assert any(re.search(said, ranks.output(rank), re.MULTILINE) for rank in (0, 1)), ranks.output(
         0
     )
@@ -323,7 +353,7 @@ sys.stdout.write(json.dumps(line) + "\\n")
 _WRAPPER = ["-m", "distboot", "run", "--framework", "tensorflow"]
 
 
-def test_servers_of_an_unmodified_script_end_with_its_chief(by_hand: ByHand) -> None:
+def test_servers_of_an_unmodified_script_end_with_chief(by_hand: ByHand) -> None:
     ranks = by_hand(_UNMODIFIED, each=tasks(worker=2, ps=1), wrapper=_WRAPPER)
     assert ranks.lines() == [{"rank": 0, "task": "chief", "weight": 2.0}]
     assert "all ended well; exit codes: 0 (ranks 0-2)" in ranks.output(0)
@@ -349,7 +379,7 @@ def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
     )
 
 
-def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(
+def test_unsupervised_server_fails_when_the_chief_is_killed(
     by_hand: ByHand,
 ) -> None:
     alone = {"FOREVER": "1", "DISTBOOT_FAILURE_DETECTION": "0"}
@@ -360,7 +390,7 @@ def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_ki
     assert "error[rank-failed]" in ranks.output(1)
 
 
-def test_chief_that_cannot_start_is_no_good_end_of_the_servers(by_hand: ByHand) -> None:
+def test_chief_that_cannot_start_fails_its_servers(by_hand: ByHand) -> None:
     fails = """
 import tensorflow as tf
 def fail(*_):

@@ -57,7 +57,7 @@ def test_given_cluster_has_its_tasks_by_rank() -> None:
     assert (cluster.kind, cluster.index, cluster.has_servers) == ("ps", 0, True)
 
 
-def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
+def test_rank_of_tf_config_must_match_the_launcher() -> None:
     with pytest.raises(
         DistbootError, match="torch says rank 0 of 2, but TF_CONFIG says rank 1 of 2: task worker 1"
     ):
@@ -115,7 +115,7 @@ def test_port_of_tf_config_that_is_taken() -> None:
         _cluster(1, 2, environ=environ).hold_port()
 
 
-def test_port_is_held_for_the_server_of_tensorflow_alone() -> None:
+def test_port_is_held_for_the_tensorflow_server() -> None:
     with _tf_cluster._held(0) as held:
         address = ("127.0.0.1", held.getsockname()[1])
         with socket.socket() as other, pytest.raises(OSError, match="in use"):

@@ -70,8 +70,12 @@ class _AfterTorch(MetaPathFinder):
 
 
 def _change(torch: Any) -> None:
-    cuda, dist, current, backend = torch.cuda, torch.distributed, [0], [""]
-    begin, prefix = dist.init_process_group, "0" if _FAULT == "named" else ""
+    cuda = torch.cuda
+    dist = torch.distributed
+    current = [0]
+    backend = [""]
+    begin = dist.init_process_group
+    prefix = "0" if _FAULT == "named" else ""
 
     def set_device(device: Any) -> None:
         current[0] = getattr(device, "index", device)
@@ -88,13 +92,12 @@ def _change(torch: Any) -> None:
     cuda.get_device_properties = lambda index: SimpleNamespace(
         uuid=prefix + _visible()[index].partition("-")[2]
     )
-    cuda.set_device, cuda.current_device, cuda.synchronize = (
-        set_device,
-        lambda: current[0],
-        lambda: None,
-    )
+    cuda.set_device = set_device
+    cuda.current_device = lambda: current[0]
+    cuda.synchronize = lambda: None
     dist.is_backend_available = ("gloo", "nccl").__contains__
-    dist.init_process_group, dist.get_backend = init_process_group, lambda: backend[0]
+    dist.init_process_group = init_process_group
+    dist.get_backend = lambda: backend[0]
     if _FAULT == "apart":
         torch.nn.parallel.DistributedDataParallel = lambda module: module
     _on_cpu(torch)

@@ -10,12 +10,15 @@ import pytest
 from captured import ALL
 from conftest import Run
 from hosts import Slurm
+from inside import surroundings
 from launched import MPIRUN, needs_mpirun, needs_slurm
 
 from distboot import detect
-from distboot.detection import surroundings
 
-JOB = "import distboot; context = distboot.init('none'); print('rank', context.rank, 'of', context.world_size)"
+JOB = (
+    "import distboot; context = distboot.init('none'); print('rank', context.rank, "
+    "'of', context.world_size)"
+)
 ALONE = "warning: this process is alone, but the {} allocation has {}"
 
 NODES = "PBS_NODEFILE='/PBS_NODEFILE'"
@@ -46,18 +49,30 @@ def _found(environ: Mapping[str, str], **files: str) -> str:
         ({**TORQUE, "PBS_NUM_NODES": "1"}, {}, ""),
         ({**LSF, "LSB_MCPU_HOSTS": "h1 2 h2 1 "}, {}, "2 hosts (LSB_MCPU_HOSTS='h1 2 h2 1 ')"),
         ({**LSF, "LSB_HOSTS": "h1 h1 h2"}, {}, "2 hosts (LSB_HOSTS='h1 h1 h2')"),
-        (LSF, {"LSB_DJOB_HOSTFILE": "h1\nh1\nh2\n"}, "2 hosts (LSB_DJOB_HOSTFILE='/LSB_DJOB_HOSTFILE')"),
+        (
+            LSF,
+            {"LSB_DJOB_HOSTFILE": "h1\nh1\nh2\n"},
+            "2 hosts (LSB_DJOB_HOSTFILE='/LSB_DJOB_HOSTFILE')",
+        ),
         ({**LSF, "LSB_MCPU_HOSTS": "h1 3 "}, {}, ""),
         ({**SGE, "NHOSTS": "2"}, {}, "2 hosts (NHOSTS='2')"),
-        (SGE, {"PE_HOSTFILE": "a 2 all.q@a <NULL>\nb 2 all.q@b <NULL>\n"}, "2 hosts (PE_HOSTFILE='/PE_HOSTFILE')"),
+        (
+            SGE,
+            {"PE_HOSTFILE": "a 2 all.q@a <NULL>\nb 2 all.q@b <NULL>\n"},
+            "2 hosts (PE_HOSTFILE='/PE_HOSTFILE')",
+        ),
         ({**SGE, "NHOSTS": "1"}, {}, ""),
         (OAR, {"OAR_NODEFILE": "a\na\nb\nb\n"}, "2 hosts (OAR_NODEFILE='/OAR_NODEFILE')"),
         (OAR, {"OAR_NODEFILE": "a\na\n"}, ""),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, {}, "4 tasks (SLURM_NTASKS='4')"),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "many", "SLURM_JOB_NUM_NODES": "-2"}, {}, ""),
-        ({"FLUX_URI": "local:///run/flux/local-0", "FLUX_JOB_NNODES": "2"}, {}, "2 hosts (FLUX_JOB_NNODES='2')"),
+        (
+            {"FLUX_URI": "local:///run/flux/local-0", "FLUX_JOB_NNODES": "2"},
+            {},
+            "2 hosts (FLUX_JOB_NNODES='2')",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tasks_and_hosts_of_batch_systems(
     environ: dict[str, str], files: dict[str, str], found: str
 ) -> None:
@@ -147,7 +162,10 @@ def test_hostfile_that_openmpi_5_ignores(run: Run, tmp_path: Path) -> None:
     environ = {name: str(tmp_path / "hostfile")}
     mpirun = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", sys.executable]
     ended = run(*mpirun, "train.py", train=JOB, env=environ)
-    said = f"the file {name}='{tmp_path}/hostfile' names 2 hosts, and Open MPI 5 does not read that variable"
+    said = (
+        f"the file {name}='{tmp_path}/hostfile' names 2 hosts, and Open MPI 5 does "
+        "not read that variable"
+    )
     assert (
         f"warning: the 2 ranks are on 1 host, but {said}: name the file in PRTE_MCA" in ended.stderr
     )
@@ -176,7 +194,10 @@ def test_batch_script_without_srun(slurm: Slurm) -> None:
     assert text.count(" of 4\n") == 4, text
     assert text.count("warning:") == 2, text
     said = ALONE.format("Slurm", "4 tasks (SLURM_NTASKS='4')")
-    typed = "start a process for each task: srun python train.py …; or start the ranks here: python -m distboot"
+    typed = (
+        "start a process for each task: srun python train.py …; or start the "
+        "ranks here: python -m distboot"
+    )
     assert (
         text.count(f"{said}: {typed} --nproc-per-node 4 train.py …; or set DISTBOOT_LAUNCHER=none")
         == 2

@@ -83,7 +83,7 @@ def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
     assert not torch.stdout.startswith(("/opt", "/workspace"))
 
 
-def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> None:
+def test_mpirun_starts_ranks_in_an_mpi_image(podman: Podman) -> None:
     """As Azure ML does it for an MPI job, which has no use for the ENTRYPOINT."""
     try:
         # The one build that downloads something
@@ -161,14 +161,14 @@ def test_container_with_less_than_usual(
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [user, "0", "2.0"], "")
 
 
-def test_home_and_working_directory_are_any_users_of_group_0(podman: Podman, image: str) -> None:
+def test_home_and_workdir_fit_users_of_group_0(podman: Podman, image: str) -> None:
     done = podman.run(
         image, "sh", "-c", "touch ~/here here && pwd && echo ~", options=["--user=12345:0"]
     )
     assert (done.returncode, done.stdout.split()) == (0, ["/workspace", "/home/train"]), done.stderr
 
 
-def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, image: str) -> None:
+def test_doctor_in_a_container_names_docker_run_options(podman: Podman, image: str) -> None:
     done = podman.run(
         image, "python", "-m", "distboot", "doctor", "--json", options=["--shm-size=1m"]
     )
@@ -182,11 +182,17 @@ def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, im
     )
 
 
-def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(
-    podman: Podman, image: str
-) -> None:
+def test_killed_container_is_named_by_the_others(podman: Podman, image: str) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
-    with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
+    with _nodes(
+        podman,
+        image,
+        2,
+        "python",
+        "-c",
+        script,
+        options=(_TWO_RANKS,),
+    ) as nodes:
         for node in nodes:
             node.wait_for("READY")
         podman("kill", "--signal=KILL", nodes[1].name)
@@ -220,9 +226,14 @@ def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*compose, *words], env=podman.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=150, check=False,
-        )  # fmt: skip
+            [*compose, *words],
+            env=podman.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
 
     try:
         done = run("up", "--build", "--abort-on-container-exit", "--exit-code-from=node0")
@@ -247,7 +258,10 @@ with distboot.init("none", join_timeout=60) as ctx:
 def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
     """Runs two containers below mpirun, with these options, and gives what the ranks say there."""
     (tmp_path / "who.py").write_text(_WHO)
-    mounted = f"--volume={podman.context}:/distboot:ro --volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
+    mounted = (
+        f"--volume={podman.context}:/distboot:ro "
+        f"--volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
+    )
     image = argument(DOCKER / "Dockerfile", "PYTHON")  # alone, as nothing of a framework is needed
     env = {
         **podman.environ,
@@ -257,7 +271,10 @@ def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
     }
 
     def start(options: str) -> list[dict[str, object]]:
-        container = f"podman run --rm --timeout=120 --network=host {mounted} {options} {image} python /job/who.py"
+        container = (
+            f"podman run --rm --timeout=120 --network=host {mounted} "
+            f"{options} {image} python /job/who.py"
+        )
         command = f"eval {shlex.quote(container)}" if "docker" in options else f"exec {container}"
         lines = json_lines(
             run(

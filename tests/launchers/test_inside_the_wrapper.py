@@ -109,9 +109,15 @@ def test_each_rank_starts_a_job_of_its_own(
     assert {line["place"][3] for line in lines} == {ranks}
     assert {(line["launcher"], line["NODE_RANK"]) for line in lines} == {(launcher, "0")}
     name = request.node.callspec.id.rstrip("01")
-    warning = f"warning: each of the 2 ranks starts {name}, which starts a job of its own: 2 jobs that train separately"
+    warning = (
+        f"warning: each of the 2 ranks starts {name}, which starts a job of its "
+        "own: 2 jobs that train separately"
+    )
     assert [warning in rank.err for rank in ended] == [True, False]
-    summary = f"each rank ran {name} for a job of its own, and none joined the others; exit codes: 0 (ranks 0-1)"
+    summary = (
+        f"each rank ran {name} for a job of its own, and none joined the "
+        "others; exit codes: 0 (ranks 0-1)"
+    )
     assert summary in ended[0].err
 
 
@@ -128,9 +134,7 @@ def test_each_rank_starts_a_job_of_its_own(
         ),
     ],
 )
-def test_launcher_that_is_told_of_all_nodes_starts_one_job(
-    start: Start, wrapper: list[str]
-) -> None:
+def test_launcher_given_all_nodes_starts_one_job(start: Start, wrapper: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     of_all = (
@@ -163,7 +167,7 @@ def test_launcher_in_a_shell_below_the_wrapper(start: Start) -> None:
 
 
 @needs_mpirun
-def test_unmodified_script_below_an_inner_launcher_has_nothing_of_the_outer_rank(
+def test_script_below_inner_launcher_lacks_outer_variables(
     start: Start,
 ) -> None:
     names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "GROUP_RANK")

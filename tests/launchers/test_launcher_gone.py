@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from horovods import needs_horovod
+from inside import find, proc_stat
 from launched import (
     BIN,
     MPI_ENV,
@@ -26,26 +27,33 @@ from launched import (
 from supervised import until
 from wrappers import alive
 
-from distboot.agent.launcher_process import find
-from distboot.base.procfs import proc_stat
-
 _TORCHRUN = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]
 _AGENT = [sys.executable, "-m", "torch.distributed.run", *_TORCHRUN[1:]]
 # What starts two ranks, the signal that it does not survive, and how many processes below it is the one to kill.
 KILLED = [
     pytest.param(TWO_OF_MPIRUN, signal.SIGKILL, 0, marks=needs_mpirun, id="mpirun"),
     pytest.param(
-        [str(OPENMPI4), "--oversubscribe", "-n", "2"], signal.SIGKILL, 0,
-        marks=needs_openmpi4, id="mpirun 4",
+        [str(OPENMPI4), "--oversubscribe", "-n", "2"],
+        signal.SIGKILL,
+        0,
+        marks=needs_openmpi4,
+        id="mpirun 4",
     ),
-    pytest.param([str(MPICH), "-n", "2"], signal.SIGKILL, 1, marks=needs_mpich, id="proxy of mpiexec"),
-    pytest.param(_TORCHRUN, signal.SIGKILL, 0, marks=needs_torch, id="torchrun"),
-    pytest.param(_AGENT, signal.SIGUSR1, 0, marks=[needs_torch, pytest.mark.all], id="torchrun, USR1"),
     pytest.param(
-        [str(BIN / "horovodrun"), "--gloo", "-np", "2"], signal.SIGKILL, 0,
-        marks=[needs_horovod, pytest.mark.all], id="horovodrun",
+        [str(MPICH), "-n", "2"], signal.SIGKILL, 1, marks=needs_mpich, id="proxy of mpiexec"
     ),
-]  # fmt: skip
+    pytest.param(_TORCHRUN, signal.SIGKILL, 0, marks=needs_torch, id="torchrun"),
+    pytest.param(
+        _AGENT, signal.SIGUSR1, 0, marks=[needs_torch, pytest.mark.all], id="torchrun, USR1"
+    ),
+    pytest.param(
+        [str(BIN / "horovodrun"), "--gloo", "-np", "2"],
+        signal.SIGKILL,
+        0,
+        marks=[needs_horovod, pytest.mark.all],
+        id="horovodrun",
+    ),
+]
 _SCRIPT = """
 import os, sys, time
 if {init}:
@@ -67,7 +75,9 @@ class Launched:
     def __init__(
         self, folder: Path, env: dict[str, str], port: int, launcher: Sequence[str], *, init: bool
     ) -> None:
-        self.folder, self.launcher, self.init = folder, launcher, init
+        self.folder = folder
+        self.launcher = launcher
+        self.init = init
         (folder / "train.py").write_text(_SCRIPT.format(init=init))
         self.env = {**env, **MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self.env |= {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_GRACE": "5"}
@@ -78,9 +88,14 @@ class Launched:
         between = ["sh", "-c", f"exec >> output 2>&1; {shell}", "sh"]
         with (self.folder / "launcher").open("wb") as output:
             self.process = subprocess.Popen(
-                [*self.launcher, *between, *self.rank], cwd=self.folder, env=self.env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+                [*self.launcher, *between, *self.rank],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def pids(self) -> list[int]:
         paths = [self.folder / f"pid-{rank}" for rank in (0, 1)]
@@ -190,7 +205,7 @@ def test_rank_alone_ends_with_its_launcher(launch: Launch, detection: str) -> No
 
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-def test_rank_that_waits_for_others_ends_with_its_launcher(launch: Launch, init: bool) -> None:
+def test_rank_that_waits_ends_with_its_launcher(launch: Launch, init: bool) -> None:
     job = launch(TWO_OF_MPIRUN, init=init)
     # The other rank never comes
     job.start('[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec sleep 99; echo $$ > first; exec "$@"')
@@ -213,7 +228,7 @@ _GOES_ON = {
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 @pytest.mark.parametrize("how", _GOES_ON)
-def test_launcher_that_was_done_with_a_rank_leaves_it(launch: Launch, how: str, init: bool) -> None:
+def test_launcher_that_released_a_rank_leaves_it(launch: Launch, how: str, init: bool) -> None:
     job = launch(TWO_OF_MPIRUN, init=init)
     # mpirun kills the group of what it has started, as it ends
     job.start(f"set -m; {_GOES_ON[how]}")

@@ -8,14 +8,13 @@ import pytest
 from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
+from inside import of_all, refuse_idle_accelerators
 from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
 from process1 import Mode, in_modes, wrapped
 from supervised import until
 from wrappers import alive
 
 from distboot import DistbootError, detect, init
-from distboot.frameworks._torch import refuse_idle_accelerators
-from distboot.host.cpus import of_all
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def who(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_show_says_what_it_is_and_the_way_out(distboot: Run) -> None:
+def test_show_describes_it_and_the_remedy(distboot: Run) -> None:
     result = distboot("show", env=PYTORCHJOB_4_A_POD)
     assert result.returncode == 0
     assert result.stdout.startswith(
@@ -48,13 +47,13 @@ def test_init_refuses_before_it_waits_for_anybody(
     assert dict(os.environ) == before
 
 
-def test_variables_of_a_rank_are_not_exported_for_a_node(distboot: Run) -> None:
+def test_variables_of_a_rank_skip_a_node(distboot: Run) -> None:
     result = distboot("env", env=TRAINJOB)  # for `run` see error_texts/trainjob.txt
     assert (result.returncode, result.stdout) == (78, "")
     assert "error[node-level-launch]: node 1 on " in result.stderr
 
 
-def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_idle() -> None:
+def test_one_mpi_process_a_node_may_be_refused() -> None:
     placement = detect(one("openmpi-4.1.4/2nodes_1proc", 1))
     assert (placement.rank, placement.world_size, placement.node_level) == (1, 2, None)
     assert any("one process was started on each node" in note for note in placement.notes)
@@ -65,9 +64,7 @@ def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_id
     assert "sees 8 cuda devices" in refusal.value.message
 
 
-def test_several_ranks_a_node_or_one_that_torchrun_was_told_to_start_are_as_they_are_to_be() -> (
-    None
-):
+def test_several_ranks_a_node_or_torchruns_are_kept() -> None:
     for name in ("openmpi-4.1.4/1node_4procs", "torchrun-2.13.0/2nodes_2procs_static"):
         refuse_idle_accelerators(detect(one(name, 0)), "cuda", 8)
     chosen = {
@@ -131,7 +128,7 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
     ]
 
 
-def test_pod_of_one_process_is_the_same_rank_inside_the_wrapper(distboot: Run) -> None:
+def test_pod_of_one_process_keeps_its_rank(distboot: Run) -> None:
     pod = {
         **TRAINJOB,
         "PET_NPROC_PER_NODE": "1",
@@ -144,9 +141,7 @@ def test_pod_of_one_process_is_the_same_rank_inside_the_wrapper(distboot: Run) -
 
 
 @pytest.mark.parametrize("environ", [AZUREML_PYTORCH, one("mpich-4.0.2/2nodes_2procs", 0), FLUX])
-def test_one_of_several_processes_on_a_node_starts_no_ranks(
-    distboot: Run, environ: dict[str, str]
-) -> None:
+def test_one_of_several_processes_starts_no_ranks(distboot: Run, environ: dict[str, str]) -> None:
     result = distboot(
         "run", "--nproc-per-node", "2", "--", "true", env={**environ, "MASTER_ADDR": "10.0.0.4"}
     )
@@ -157,7 +152,7 @@ def test_one_of_several_processes_on_a_node_starts_no_ranks(
 @pytest.mark.all
 @needs_mpirun
 @pytest.mark.skipif((of_all() or 1) < 2, reason="a single CPU: binding takes nothing away")
-def test_launcher_that_has_bound_the_one_process_is_warned_of(run: Run) -> None:
+def test_launcher_that_bound_the_process_is_warned_of(run: Run) -> None:
     def said(binding: str) -> str:
         mpirun = [str(MPIRUN), "-n", "1", "--bind-to", binding, sys.executable, "-m", "distboot"]
         return run(*mpirun, "run", "--nproc-per-node=1", "--", "true", env=MPI_ENV).stderr
@@ -195,7 +190,7 @@ def test_command_that_does_not_exist_is_said_once(distboot: Run, command: str) -
     assert result.stderr.startswith("distboot: error[command-not-found]: ")
 
 
-def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
+def test_failure_of_a_rank_fails_the_wrapper(distboot: Run) -> None:
     assert distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "exit 3").returncode == 3
     assert distboot("--nproc-per-node", "2", "run", "--", "true").returncode == 127, (
         "the script is named run"

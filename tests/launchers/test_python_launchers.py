@@ -89,7 +89,7 @@ def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
 
 
 @needs("lightning")
-def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run) -> None:
+def test_lightnings_own_launcher_is_recognized_and_refused(run: Run) -> None:
     script = """
 import json, os
 import distboot

@@ -76,7 +76,7 @@ def test_init_under_a_launcher(run: Run, command: list[str], launcher: str, scri
     }
 
 
-def test_launch_without_use_env_leaves_its_argument_to_the_script(run: Run, who: str) -> None:
+def test_launch_without_use_env_keeps_its_argument(run: Run, who: str) -> None:
     lines = json_lines(run(*LAUNCH, who, "--mine"))
     assert _seen(lines) == _numbers(2)
     assert {line["launcher"] for line in lines} == {"torchrun"}

@@ -10,7 +10,7 @@ pytestmark = needs_torch
 
 
 @pytest.mark.parametrize("init", [pytest.param(True, marks=pytest.mark.all), False])
-def test_every_attempt_is_watched_and_torchrun_shows_who_failed_first(run: Run, init: bool) -> None:
+def test_torchrun_shows_the_first_failure_of_each_attempt(run: Run, init: bool) -> None:
     script = """
 import os, sys, time
 if {init}:

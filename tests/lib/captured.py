@@ -5,18 +5,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inside import NUMBERS as _FIELDS
+
 from distboot import DistbootError, Placement, detect
-from distboot.detection.placement import NUMBERS as _FIELDS
 
 _FOLDER = Path(__file__).parents[1] / "captures"
 
 # Families of variables by which a launcher around the tests and benchmarks themselves could leak into what they start.
 _LAUNCHER_PREFIXES = (
-    "ALPS_", "AWS_BATCH_", "AZ_", "AZUREML_", "CROSS_", "DISTBOOT_", "FLUX_", "GROUP_", "HOROVOD_", "HYDRA_", "I_MPI_",
-    "JOB_COMPLETION_INDEX", "JSM_", "KUBERNETES_", "LOCAL_", "LSB_", "LSF_", "MASTER_", "MPI_", "MV2_", "NODE_RANK",
-    "OMPI_", "PALS_", "PBS_", "PET_", "PMIX_", "PMI_", "PRTE_", "RANK", "ROLE_", "SLURM_", "SM_", "TF_CONFIG",
-    "TORCHELASTIC_", "TRAINING_JOB_NAME", "VC_", "VK_", "WORLD_SIZE",
-)  # fmt: skip
+    "ALPS_",
+    "AWS_BATCH_",
+    "AZ_",
+    "AZUREML_",
+    "CROSS_",
+    "DISTBOOT_",
+    "FLUX_",
+    "GROUP_",
+    "HOROVOD_",
+    "HYDRA_",
+    "I_MPI_",
+    "JOB_COMPLETION_INDEX",
+    "JSM_",
+    "KUBERNETES_",
+    "LOCAL_",
+    "LSB_",
+    "LSF_",
+    "MASTER_",
+    "MPI_",
+    "MV2_",
+    "NODE_RANK",
+    "OMPI_",
+    "PALS_",
+    "PBS_",
+    "PET_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "RANK",
+    "ROLE_",
+    "SLURM_",
+    "SM_",
+    "TF_CONFIG",
+    "TORCHELASTIC_",
+    "TRAINING_JOB_NAME",
+    "VC_",
+    "VK_",
+    "WORLD_SIZE",
+)
 
 # field of Placement -> name in a capture's `expected`
 NUMBERS = dict(
@@ -39,16 +74,30 @@ class Process:
 
 # The beginning of a capture's name -> the launcher that owns its ranks, where its first word does not say that.
 _LAUNCHERS = {
-    "accelerate-1.15.0/cpu_num_processes_2": "single", "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
-    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed", "accelerate": "torchrun",
-    "deepspeed-0.19.8/slurm": "slurm", "deepspeed-0.19.8/openmpi4": "openmpi", "deepspeed-0.19.8/mpich": "mpich",
-    "deepspeed-0.19.8/impi": "intelmpi", "horovodrun-0.28.1/mpi": "openmpi", "lightning": "torchrun",
-    "mvapich": "mvapich", "plain-python": "single",
-    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm", "slurm-interactive": "single",
-    "slurm-salloc-22.05.8/salloc_shell": "single", "slurm-sbatch+openmpi": "openmpi", "slurm-sbatch+mpich": "mpich",
-    "slurm-sbatch+intelmpi": "intelmpi", "slurm-sbatch+torchrun": "torchrun", "slurm-salloc+torchrun": "torchrun",
-    "slurm-sbatch-22.05.8/batch_step": "single", "slurm-": "slurm", "torch": "torchrun",
-}  # fmt: skip
+    "accelerate-1.15.0/cpu_num_processes_2": "single",
+    "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
+    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed",
+    "accelerate": "torchrun",
+    "deepspeed-0.19.8/slurm": "slurm",
+    "deepspeed-0.19.8/openmpi4": "openmpi",
+    "deepspeed-0.19.8/mpich": "mpich",
+    "deepspeed-0.19.8/impi": "intelmpi",
+    "horovodrun-0.28.1/mpi": "openmpi",
+    "lightning": "torchrun",
+    "mvapich": "mvapich",
+    "plain-python": "single",
+    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
+    "slurm-interactive": "single",
+    "slurm-salloc-22.05.8/salloc_shell": "single",
+    "slurm-sbatch+openmpi": "openmpi",
+    "slurm-sbatch+mpich": "mpich",
+    "slurm-sbatch+intelmpi": "intelmpi",
+    "slurm-sbatch+torchrun": "torchrun",
+    "slurm-salloc+torchrun": "torchrun",
+    "slurm-sbatch-22.05.8/batch_step": "single",
+    "slurm-": "slurm",
+    "torch": "torchrun",
+}
 
 
 @dataclass(frozen=True)

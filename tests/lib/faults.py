@@ -1,7 +1,8 @@
-"""The faults of the fault matrix: what happens to the job, and what every rank that is left must say then.
+"""The faults of the fault matrix: what happens to the job, and what the ranks that are left print then.
 
-A rank that is left must print the first failure once: `says` has, for each of them, a regular expression for the line
-after "distboot: rank 0 on nodea: ". A fault without any is no failure: the training must go on and end well.
+`says` has, for each rank that is left, a regular expression for the first failure, as it is after
+"distboot: rank 0 on nodea: ". One rank of each host prints it, for the log that they share: on rank 0's
+host rank 0, if it is left. A fault without any is no failure: the training must go on and end well.
 """
 
 import signal
@@ -96,7 +97,8 @@ def _cut(
     )
 
 
-B_TO_A, A_TO_B = ("nodeb", "nodea"), ("nodea", "nodeb")
+B_TO_A = ("nodeb", "nodea")
+A_TO_B = ("nodea", "nodeb")
 FAULTS = [
     _failed("exception", "uncaught exception", NAN, 1, act="exception"),
     _failed("exit", "`sys.exit(3)`", "exit code 3", 3, act="exit"),
@@ -107,72 +109,153 @@ FAULTS = [
     _failed("abort", "`os.abort()`", "killed by SIGABRT", 134, act="abort"),
     _failed("ulimit", "out of memory: `ulimit -v`, so MemoryError", NO_MEMORY, 1, act="ulimit"),
     _failed(
-        "cgroup", "out of memory: a cgroup's limit, so the kernel kills", KILLED, 137,
-        act="cgroup", inject=do.eat_in_a_group, after=do.remove_group,
+        "cgroup",
+        "out of memory: a cgroup's limit, so the kernel kills",
+        KILLED,
+        137,
+        act="cgroup",
+        inject=do.eat_in_a_group,
+        after=do.remove_group,
     ),
-    _failed("rank-0", "rank 0: SIGKILL", KILLED, 137, 0, inject=do.kill(signal.SIGKILL, 0)),
-    Fault(
-        "watcher-0", "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
-        all_but([0], "rank 0 became unreachable first: "), culprits=(0,), inject=do.kill_watcher, killed=(0,),
+    _failed(
+        "rank-0",
+        "rank 0: SIGKILL",
+        KILLED,
+        137,
+        0,
+        inject=do.kill(signal.SIGKILL, 0),
     ),
     Fault(
-        "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3),
-        inject=do.kill_host, killed=(2, 3),
+        "watcher-0",
+        "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
+        all_but([0], "rank 0 became unreachable first: "),
+        culprits=(0,),
+        inject=do.kill_watcher,
+        killed=(0,),
+    ),
+    Fault(
+        "host",
+        "nodeb: SIGKILL for all its processes",
+        all_but([2, 3], HOST_GONE),
+        LOST,
+        (2, 3),
+        inject=do.kill_host,
+        killed=(2, 3),
     ),
     _cut("link", "nodeb: link down", do.cut_link, do.mend_link),
-    _cut("drop-to-0", "packets from nodeb to nodea dropped", do.drop(*B_TO_A), do.let_pass(*B_TO_A)),
-    _cut("drop-from-0", "packets from nodea to nodeb dropped", do.drop(*A_TO_B), do.let_pass(*A_TO_B)),
+    _cut(
+        "drop-to-0", "packets from nodeb to nodea dropped", do.drop(*B_TO_A), do.let_pass(*B_TO_A)
+    ),
+    _cut(
+        "drop-from-0", "packets from nodea to nodeb dropped", do.drop(*A_TO_B), do.let_pass(*A_TO_B)
+    ),
     Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=do.stop_for_a_while),
     _failed(
-        "stop", "SIGSTOP for ever", "stopped by a signal", 143,
-        inject=do.kill(signal.SIGSTOP, 3), env=QUIET, silence=True,
+        "stop",
+        "SIGSTOP for ever",
+        "stopped by a signal",
+        143,
+        inject=do.kill(signal.SIGSTOP, 3),
+        env=QUIET,
+        silence=True,
     ),
     Fault(
-        "freeze", "SIGSTOP for ever, also for its wrapper or sidecar",
-        all_but([3], "rank 3 became unreachable first: .*stopped or frozen"), LOST,
-        inject=do.freeze, env=QUIET, silence=True, killed=(3,),
+        "freeze",
+        "SIGSTOP for ever, also for its wrapper or sidecar",
+        all_but([3], "rank 3 became unreachable first: .*stopped or frozen"),
+        LOST,
+        inject=do.freeze,
+        env=QUIET,
+        silence=True,
+        killed=(3,),
     ),
     Fault("hog", "Python's lock held for 6 s", act="hog", inject=do.hold_the_lock, env=QUIET),
     _failed(
-        "hog-survivor", "SIGKILL, while rank 1 holds Python's lock for ever", KILLED, 137,
-        act="hog-for-ever", actors=(1,), inject=do.kill_beside_a_busy_rank,
+        "hog-survivor",
+        "SIGKILL, while rank 1 holds Python's lock for ever",
+        KILLED,
+        137,
+        act="hog-for-ever",
+        actors=(1,),
+        inject=do.kill_beside_a_busy_rank,
     ),
     Fault(
-        "two", "ranks 2 and 3 at once: SIGKILL", all_but([2, 3], f"rank [23] failed first: {KILLED}"), 137, (2, 3),
-        inject=do.kill(signal.SIGKILL, 2, 3), exit_code=137,
+        "two",
+        "ranks 2 and 3 at once: SIGKILL",
+        all_but([2, 3], f"rank [23] failed first: {KILLED}"),
+        137,
+        (2, 3),
+        inject=do.kill(signal.SIGKILL, 2, 3),
+        exit_code=137,
     ),
     Fault(
-        "sigterm", "SIGTERM from outside", all_but([3], _SIGTERM_OF_3), 143,
+        "sigterm",
+        "SIGTERM from outside",
+        all_but([3], _SIGTERM_OF_3),
+        143,
         inject=do.stop_politely,
     ),
     _failed(
-        "full", "`sys.exit(3)`, and the report's disk is full", "exit code 3", None,
-        act="exit", env={"DISTBOOT_REPORT": "/tmp/disk/report.json"}, before=do.small_disk, after=do.no_disk,
-        once="warning: the report could not be written: .*No space left", exit_code=3,
+        "full",
+        "`sys.exit(3)`, and the report's disk is full",
+        "exit code 3",
+        None,
+        act="exit",
+        env={"DISTBOOT_REPORT": "/tmp/disk/report.json"},
+        before=do.small_disk,
+        after=do.no_disk,
+        once="warning: the report could not be written: .*No space left",
+        exit_code=3,
     ),
     Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=do.end_well),
-    Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=do.end_well),
     Fault(
-        "firewall", "a firewall closes the port of failure detection",
-        inject=do.close_port, env=QUIET, after=do.open_ports,
+        "apart-0",
+        "rank 0 ends well, 3 s before the others",
+        act="apart",
+        actors=(0,),
+        inject=do.end_well,
+    ),
+    Fault(
+        "firewall",
+        "a firewall closes the port of failure detection",
+        inject=do.close_port,
+        env=QUIET,
+        after=do.open_ports,
         once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
     ),
     Fault(
-        "cut-key", "all that agents send each other dropped for 6 s, ranks at `barrier()`", act="key",
-        inject=do.cut_and_mend, env=QUIET, after=do.open_ports,
+        "cut-key",
+        ("all that agents send each other dropped for 6 s, ranks at `barrier()`"),
+        act="key",
+        inject=do.cut_and_mend,
+        env=QUIET,
+        after=do.open_ports,
         once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
     ),
     Fault(
-        "cut-stop", "the same, and rank 3 is asked to stop meanwhile", act="stop",
-        inject=do.stop_while_cut, env={**QUIET, "DISTBOOT_GRACE": "60", "DISTBOOT_STOP_SIGNALS": "USR1"},
-        after=do.open_ports, once=r"all ranks stop at read \d+ of ctx.preempted\n",
+        "cut-stop",
+        "the same, and rank 3 is asked to stop meanwhile",
+        act="stop",
+        inject=do.stop_while_cut,
+        env={**QUIET, "DISTBOOT_GRACE": "60", "DISTBOOT_STOP_SIGNALS": "USR1"},
+        after=do.open_ports,
+        once=r"all ranks stop at read \d+ of ctx.preempted\n",
     ),
     Fault(
-        "launcher", "SIGKILL for the launcher's process on nodeb", all_but([], LAUNCHER_GONE), 143, (2, 3),
-        inject=do.kill_launcher, cut=True, killed=(0, 1, 2, 3), launchers=WITH_PROCESSES,
+        "launcher",
+        "SIGKILL for the launcher's process on nodeb",
+        all_but([], LAUNCHER_GONE),
+        143,
+        (2, 3),
+        inject=do.kill_launcher,
+        cut=True,
+        killed=(0, 1, 2, 3),
+        launchers=WITH_PROCESSES,
     ),
     Fault(
-        "launcher-stop", "SIGSTOP for the launcher's process on nodeb, for 5 s",
-        inject=do.stop_launcher_for_a_while, launchers=WITH_PROCESSES,
+        "launcher-stop",
+        "SIGSTOP for the launcher's process on nodeb, for 5 s",
+        inject=do.stop_launcher_for_a_while,
+        launchers=WITH_PROCESSES,
     ),
-]  # fmt: skip
+]

@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 from hosts import Hosts, _end, missing_for_slurm
+from inside import Process as Watched
+from inside import proc_stat
 from launched import MPI_ENV, MPIRUN
-
-from distboot.agent.monitored_process import Process as Watched
-from distboot.base.procfs import proc_stat
 
 WAYS = ("init", "wrapper")
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain")
@@ -49,7 +48,8 @@ class Process:
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
             self.environ = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             return
-        self.command, self.environ = [], {}
+        self.command = []
+        self.environ = {}
 
     def send(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -93,7 +93,10 @@ class Job:
     """Four ranks that run, and what they were told."""
 
     def __init__(self, hosts: Hosts, folder: Path, way: str, launcher: str) -> None:
-        self.hosts, self.folder, self.way, self.launcher = hosts, folder, way, launcher
+        self.hosts = hosts
+        self.folder = folder
+        self.way = way
+        self.launcher = launcher
         self.started: list[Popen] = []
         self.beside: list[Popen] = []  # what a test has started for it
         self.scripts: list[Process] = []  # the processes of the scripts, by rank
@@ -120,10 +123,14 @@ class Job:
             ",".join(map(str, culprits)),
         ]
         variables = {
-            MARK: str(self.folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "DISTBOOT_GRACE": str(GRACE), "DISTBOOT_JOIN_TIMEOUT": "60",
-            "DISTBOOT_REPORT": str(self.folder / "report.json"), **env,
-        }  # fmt: skip
+            MARK: str(self.folder),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "DISTBOOT_GRACE": str(GRACE),
+            "DISTBOOT_JOIN_TIMEOUT": "60",
+            "DISTBOOT_REPORT": str(self.folder / "report.json"),
+            **env,
+        }
         distboot = [] if self.way == "init" else ["-m", "distboot"]
         rank = [sys.executable, *distboot, *script]
         if beside and self.launcher in ("mpirun", "srun"):  # which collect it
@@ -142,9 +149,13 @@ class Job:
         host, command, env = self.commands[index]
         with (self.folder / f"output.{index}").open("ab") as output:
             return subprocess.Popen(
-                self.hosts.command(host, command), env=self.hosts.environment(env), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                self.hosts.command(host, command),
+                env=self.hosts.environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def again(self, *indices: int) -> None:
         """Start again what was started by hand, as a platform does whose pods come back."""
@@ -261,7 +272,8 @@ class Job:
             time.sleep(0.05)
 
     def report(self, limit: float) -> dict[str, Any] | None:
-        path, end = self.folder / "report.json", time.monotonic() + limit
+        path = self.folder / "report.json"
+        end = time.monotonic() + limit
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.05)
         return dict(json.loads(path.read_text())) if path.exists() else None

@@ -91,10 +91,15 @@ say(ctx.hvd, ctx.hvd.allreduce(tf.constant(ctx.rank + 1.0), op=ctx.hvd.Sum), dev
 ctx.close()
 """
 SCRIPTS = {
-    "init.py": _INIT, "unmodified.py": _UNMODIFIED, "twice.py": _TWICE, "again.py": _AGAIN,
-    "keras_fit.py": _KERAS, "tf_sum.py": _TENSORFLOW,
-}  # fmt: skip
-INIT, WRAPPED = ("init.py",), ("-m", "distboot", "run", "--framework", "horovod", "unmodified.py")
+    "init.py": _INIT,
+    "unmodified.py": _UNMODIFIED,
+    "twice.py": _TWICE,
+    "again.py": _AGAIN,
+    "keras_fit.py": _KERAS,
+    "tf_sum.py": _TENSORFLOW,
+}
+INIT = ("init.py",)
+WRAPPED = ("-m", "distboot", "run", "--framework", "horovod", "unmodified.py")
 BOTH = [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
 
 Line = dict[str, Any]

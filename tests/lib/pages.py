@@ -51,7 +51,8 @@ def blocks(language: str | None = None) -> list[Block]:
 
 
 def _of(path: Path) -> Iterator[Block]:
-    page, section = str(path.relative_to(ROOT)), ""
+    page = str(path.relative_to(ROOT))
+    section = ""
     lines = iter(enumerate(path.read_text().splitlines(), 1))
     for number, line in lines:
         if line.startswith("#"):

@@ -54,7 +54,10 @@ _BASE = (
     '--customize-hook=ln -sf python3 "$1/usr/bin/python"',
     f'--customize-hook=rm -f "$1/usr/lib/python{_DEBIANS_PYTHON}/EXTERNALLY-MANAGED"',
     f'--customize-hook=mkdir "$1{_PACKAGES}" "$1{_ENVIRONMENT}"',
-    f'--customize-hook=echo {_PACKAGES} > "$1/usr/local/lib/python{_DEBIANS_PYTHON}/dist-packages/packages.pth"',
+    (
+        f"--customize-hook=echo {_PACKAGES} > "
+        f'"$1/usr/local/lib/python{_DEBIANS_PYTHON}/dist-packages/packages.pth"'
+    ),
     *("bookworm", "-"),
 )
 _BASE_LABEL = "distboot.base=" + hashlib.sha256("\n".join(_BASE).encode()).hexdigest()[:12]
@@ -76,7 +79,10 @@ def missing() -> str | None:
     if absent:
         return f"{', '.join(absent)} not in this Python, which the images are to use"
     if _PYTHON != _DEBIANS_PYTHON:
-        return f"the images' Python is Debian's {_DEBIANS_PYTHON}, and cannot use the packages of this {_PYTHON}"
+        return (
+            f"the images' Python is Debian's {_DEBIANS_PYTHON}, and cannot use the "
+            f"packages of this {_PYTHON}"
+        )
     return None
 
 
@@ -110,9 +116,14 @@ class Podman:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of podman's; `ok`: it has to end well."""
         done = subprocess.run(
-            ["podman", *words], env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+            ["podman", *words],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         assert not ok or done.returncode == 0, (
             f"podman {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
         )
@@ -138,7 +149,15 @@ class Podman:
     ) -> subprocess.CompletedProcess[str]:
         """Run a container without network to its end."""
         own = ("--rm", "--network=none", *self._of_all)
-        return self("run", *own, *options, image, *command, ok=False, timeout=_LIMIT + 30)
+        return self(
+            "run",
+            *own,
+            *options,
+            image,
+            *command,
+            ok=False,
+            timeout=_LIMIT + 30,
+        )
 
     @contextmanager
     def container(
@@ -146,7 +165,15 @@ class Podman:
     ) -> Iterator[Container]:
         name = f"distboot-{uuid.uuid4().hex[:12]}"
         try:
-            self("run", "--detach", f"--name={name}", *self._of_all, *options, image, *command)
+            self(
+                "run",
+                "--detach",
+                f"--name={name}",
+                *self._of_all,
+                *options,
+                image,
+                *command,
+            )
             yield Container(self, name)
         finally:
             self("rm", "--force", "--time=0", "--ignore", name)
@@ -172,16 +199,22 @@ class Podman:
         # In a session of its own: mmdebstrap sends SIGHUP to its process group when it has to give up.
         with subprocess.Popen(_BASE, stdout=subprocess.PIPE, start_new_session=True) as rootfs:
             done = subprocess.run(
-                ["podman", "import", "--quiet", *changes, "-"], env=self.environ, stdin=rootfs.stdout,
-                stdout=subprocess.PIPE, text=True, timeout=300, check=False,
-            )  # fmt: skip
+                ["podman", "import", "--quiet", *changes, "-"],
+                env=self.environ,
+                stdin=rootfs.stdout,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=300,
+                check=False,
+            )
         assert (rootfs.returncode, done.returncode) == (0, 0), "the base image could not be made"
         self("tag", done.stdout.strip(), image)  # not before it is known to be whole
 
 
 class Container:
     def __init__(self, podman: Podman, name: str) -> None:
-        self.name, self._podman = name, podman
+        self.name = name
+        self._podman = podman
 
     def logs(self) -> str:
         done = self._podman("logs", self.name)
@@ -241,7 +274,8 @@ def _context(folder: Path) -> Path:
 
 def _link_packages(folder: Path, *names: str) -> None:
     """Link, as seen in a container, these distributions and all that they require."""
-    names_left, seen = list(names), set()
+    names_left = list(names)
+    seen = set()
     while names_left:
         name = names_left.pop()
         if name in seen:

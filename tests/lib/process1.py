@@ -23,9 +23,14 @@ LIMIT = 60  # seconds that anything here may take
 
 # With the rights of root also where we are not: PID namespaces need them.
 NAMESPACE = [
-    "unshare", *(["--user", "--map-root-user"] if os.geteuid() else []),
-    "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
-]  # fmt: skip
+    "unshare",
+    *(["--user", "--map-root-user"] if os.geteuid() else []),
+    "--mount",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+]
 WRAPPER = [sys.executable, "-m", "distboot", "run"]
 
 
@@ -96,7 +101,8 @@ class Wrapped:
     """A wrapper that runs: the process that was started here, and what it prints; of a terminal, also what is typed."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: int, below: int) -> None:
-        self._process, self._output = process, output
+        self._process = process
+        self._output = output
         self._below = below  # how many processes below it our signals go to
         self._text = b""
         self._end = time.monotonic() + LIMIT
@@ -164,9 +170,13 @@ def wrapped(
     before = [*(NAMESPACE if mode.is_contained else []), *before]
     whole = [*before, *mode.above, *WRAPPER, *mode.options, *options, "--", *command]
     process = subprocess.Popen(
-        whole, env=dict(env), stdin=theirs if terminal else subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        whole,
+        env=dict(env),
+        stdin=theirs if terminal else subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
         start_new_session=not (mode.is_contained or terminal),
-    )  # fmt: skip
+    )
     os.close(theirs)
     try:
         yield Wrapped(process, ours, mode.below + mode.is_contained)

@@ -95,11 +95,16 @@ def run_ranks(environ: Mapping[str, str], port: int, folder: Path) -> RunRanks:
         }
         started = [
             subprocess.Popen(
-                [*before, str(folder / "train.py"), *arguments], env={**environ, **job, "RANK": str(rank), **place},
-                cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                [*before, str(folder / "train.py"), *arguments],
+                env={**environ, **job, "RANK": str(rank), **place},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
             )
             for rank, place in enumerate(places)
-        ]  # fmt: skip
+        ]
         try:
             said = [process.communicate(timeout=180) for process in started]
             pairs = zip(started, said, strict=True)

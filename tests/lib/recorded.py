@@ -21,7 +21,9 @@ READY = {  # what azure-nd-h100 lacks
     "etc/ld.so.cache": "libibverbs.so.1\0/lib/x86_64-linux-gnu/libibverbs.so.1\0",
     "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
     "opt/microsoft/ndv5/topo.xml": "<system/>",
-    "proc/self/limits": "Max open files  1048576  1048576  files\nMax locked memory  unlimited  unlimited  bytes\n",
+    "proc/self/limits": (
+        "Max open files  1048576  1048576  files\nMax locked memory  unlimited  unlimited  bytes\n"
+    ),
 }
 
 
@@ -52,12 +54,19 @@ def machine(
         return found
 
     attributes: dict[str, object] = {
-        "environ": {**told["environ"], **environ}, "root": root, "system": "linux", "packages": [PACKAGES],
-        "host": told["host"], "now": INSTALLED + 3600, "installed_at": INSTALLED, "may_open": lambda _: True,
-        "shared_memory": lambda: tuple(told["shared_memory"]), "look_up": look_up,
+        "environ": {**told["environ"], **environ},
+        "root": root,
+        "system": "linux",
+        "packages": [PACKAGES],
+        "host": told["host"],
+        "now": INSTALLED + 3600,
+        "installed_at": INSTALLED,
+        "may_open": lambda _: True,
+        "shared_memory": lambda: tuple(told["shared_memory"]),
+        "look_up": look_up,
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
         **changes,
-    }  # fmt: skip
+    }
     return Machine(**attributes)  # type: ignore[arg-type]
 
 

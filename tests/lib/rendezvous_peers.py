@@ -71,7 +71,14 @@ def plan_for(
     own: WorkerInfo, join_timeout: float = 20, secret: str = "", port: int = 1
 ) -> JoinPlan:
     """The plan of a rank of our job, whose rank 0 listens on this host."""
-    return JoinPlan(own, OURS, ("127.0.0.1",), (port,), join_timeout, secret)
+    return JoinPlan(
+        own,
+        OURS,
+        ("127.0.0.1",),
+        (port,),
+        join_timeout,
+        secret,
+    )
 
 
 class Process(threading.Thread):
@@ -104,7 +111,7 @@ class Process(threading.Thread):
         self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
-        agent.serve(its, self.rank)
+        agent.scripts.serve(its, self.rank)
 
         def work() -> None:
             agent.loop.run()
@@ -183,7 +190,8 @@ class Rank(Process):
         gate: Callable[[Worker], object] = lambda _: None,
     ) -> None:
         super().__init__()
-        self.client, self.rank = Worker(plan_for(own, join_timeout, secret, port)), own.rank
+        self.client = Worker(plan_for(own, join_timeout, secret, port))
+        self.rank = own.rank
         self.arguments = join_timeout, ready, gate
         self.start()
 
@@ -241,7 +249,8 @@ def peer(port: int, data: bytes) -> socket.socket:
 
 def answers(connection: socket.socket) -> list[Any]:
     """All messages that are sent to a peer until its connection ends."""
-    frames, messages = Frames(1 << 20), []
+    frames = Frames(1 << 20)
+    messages = []
     with connection:
         while data := connection.recv(65536):
             messages += [

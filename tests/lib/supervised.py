@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from distboot.agent.monitored_process import HookReader
+from distboot.agent.hook_reader import HookReader
 from distboot.job.exit_status import ExitStatus, UncaughtException
 from distboot.script.crash_hooks import EXCEPTION
 from distboot.script.exceptions import describe_text
@@ -77,7 +77,8 @@ install(%d)
 
 def exceptions_of(script: str, folder: Path, **variables: str) -> list[UncaughtException]:
     """Runs a script, `train.py`, with our hooks in its process: the exceptions that it has reported."""
-    (reading, writing), train = os.pipe(), folder / "train.py"
+    (reading, writing) = os.pipe()
+    train = folder / "train.py"
     with open(reading), open(writing):
         train.write_text(_HOOKED % (writing, script))
         subprocess.run(
@@ -120,15 +121,23 @@ class Started:
         environs: Sequence[Mapping[str, str]],
         stderr: int | None = None,
     ) -> None:
-        self.folder, self.command, self.environs, self.stderr = folder, command, environs, stderr
+        self.folder = folder
+        self.command = command
+        self.environs = environs
+        self.stderr = stderr
         self.processes = [self._started(rank, "wb") for rank in range(len(environs))]
 
     def _started(self, rank: int, mode: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"output-{rank}", mode) as output:
             return subprocess.Popen(
-                self.command, env=self.environs[rank], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=self.stderr or output, start_new_session=True,
-            )  # fmt: skip
+                self.command,
+                env=self.environs[rank],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=self.stderr or output,
+                start_new_session=True,
+            )
 
     def replace(self, rank: int) -> None:
         """Kill what was started for a rank, with all of its processes, and start it once more."""
@@ -176,10 +185,16 @@ class Job(Started):
         self.ranks = ranks
         (folder / "train.py").write_text(_BEGIN.format(init=init, framework=framework) + script)
         job = {
-            "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DISTBOOT_REPORT": "report.json", "DISTBOOT_GRACE": "10",
-            **env, **more,
-        }  # fmt: skip
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "DISTBOOT_REPORT": "report.json",
+            "DISTBOOT_GRACE": "10",
+            **env,
+            **more,
+        }
         command = [*before, sys.executable, *([] if init else ["-m", "distboot"]), "train.py"]
         super().__init__(
             folder,
@@ -217,7 +232,10 @@ class Job(Started):
 
     def first(self, rank: int) -> str:
         """What a rank says of the first failure, without its own name, and without lines of a traceback."""
-        others = r"summary|warning|the script has not ended|\d+/\d+ (?:rank|node)s joined|all ranks are there"
+        others = (
+            r"summary|warning|the script has not ended|\d+/\d+ "
+            r"(?:rank|node)s joined|all ranks are there"
+        )
         said = re.findall(
             rf"^distboot: rank {rank} on \S+: (?!{others})(.*)$", self.output(rank), re.MULTILINE
         )

@@ -4,10 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from inside import free_port
 from launched import needs
 from supervised import Started, until
-
-from distboot.host import free_port
 
 needs_tensorflow = needs("tensorflow")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from distboot.base.procfs import proc_stat
+from inside import proc_stat
 
 HOST = os.uname().nodename
 PREFIX = f"[rank 0 {HOST}] ".encode()
@@ -23,9 +23,14 @@ def wrapped(
     """The wrapper, with its standard error in a file; ended with its child when the block ends."""
     with open(folder / "stderr", "ab") as stderr:
         wrapper = subprocess.Popen(
-            [sys.executable, "-m", "distboot", "run", *arguments], env=env, cwd=folder, stdin=subprocess.PIPE,
-            stdout=stdout, stderr=stderr, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "distboot", "run", *arguments],
+            env=env,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
     try:
         yield wrapper
     finally:
@@ -45,7 +50,8 @@ def python(text: str) -> list[str]:
 def read_from(wrapper: subprocess.Popen[bytes], size: int, seconds: float = 60) -> bytes:
     """So many bytes of standard output, bounded in time."""
     assert wrapper.stdout is not None
-    data, end = b"", time.monotonic() + seconds
+    data = b""
+    end = time.monotonic() + seconds
     while len(data) < size:
         ready, _, _ = select.select([wrapper.stdout], [], [], max(end - time.monotonic(), 0))
         assert ready, f"only {data[-200:]!r}"

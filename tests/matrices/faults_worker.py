@@ -20,7 +20,9 @@ from collections.abc import Callable
 WAY, FOLDER, FAULT = sys.argv[1:4]
 CULPRITS = [int(rank) for rank in sys.argv[4].split(",")]
 MIB = 1 << 20
-MIDDLE, END = 10, 20  # steps
+# steps
+MIDDLE = 10
+END = 20
 
 
 def write(name: str, text: str) -> None:
@@ -54,11 +56,16 @@ def hold_the_lock(seconds: int) -> None:
 
 ACTS: dict[str, Callable[[], object]] = {
     "exception": lambda: fail(RuntimeError("the loss is nan")),
-    "exit": lambda: sys.exit(3), "system-exit": lambda: fail(SystemExit(3)), "os-exit": lambda: os._exit(4),
-    "segv": lambda: ctypes.string_at(0), "abort": os.abort,
-    "ulimit": lambda: eat(limited=True), "cgroup": lambda: eat(limited=False),
-    "hog": lambda: hold_the_lock(6), "hog-for-ever": lambda: hold_the_lock(600),
-}  # fmt: skip
+    "exit": lambda: sys.exit(3),
+    "system-exit": lambda: fail(SystemExit(3)),
+    "os-exit": lambda: os._exit(4),
+    "segv": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "ulimit": lambda: eat(limited=True),
+    "cgroup": lambda: eat(limited=False),
+    "hog": lambda: hold_the_lock(6),
+    "hog-for-ever": lambda: hold_the_lock(600),
+}
 
 if WAY == "init":
     import distboot
@@ -112,7 +119,8 @@ def train() -> None:
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    path, begin = os.path.join(FOLDER, "checkpoint"), 0
+    path = os.path.join(FOLDER, "checkpoint")
+    begin = 0
     is_first = os.environ["DISTBOOT_RESTART_COUNT"] == "0" and FAULT != "unbroken"
     if os.path.exists(path):
         begin, state = torch.load(path)

@@ -72,8 +72,12 @@ def broadcast() -> None:
 
 # What the main thread of a rank does in its hang; what is not here is in the data loader, or done to it.
 ACTS: dict[str, Callable[[], object]] = {
-    "other": broadcast, "lock-in-c": match, "deadlock": take_a_lock, "state-d": read_a_file, "all": take_a_lock,
-}  # fmt: skip
+    "other": broadcast,
+    "lock-in-c": match,
+    "deadlock": take_a_lock,
+    "state-d": read_a_file,
+    "all": take_a_lock,
+}
 
 
 class Batches(Dataset[torch.Tensor]):  # type: ignore[misc]

@@ -25,7 +25,8 @@ from launched import needs_hosts, needs_torch
 from page_of_cells import Tables
 
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
-_FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
+# The rank that failed says so without its own number, with which its line begins.
+_FIRST = re.compile(r"(ranks? \S+ )?(failed|became unreachable) first|stopped by an external \w+: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
 # Seconds for the sidecar of `init`, which ends after its script, to write the report, or why not
 _SIDECAR = 10.0
@@ -89,12 +90,16 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
         outcome.ended = one.ended()
         outcome.report = one.report(_SIDECAR if fault.code is not None or not fault.says else 0.0)
         outcome.output = one.output(fault.once, _SIDECAR)
-    outcome.lines = [(int(rank), text) for rank, text in _SAID.findall(outcome.output)]
+    for rank, text in _SAID.findall(outcome.output):
+        if text.startswith("failed first"):
+            text = f"rank {rank} {text}"  # noqa: PLW2901
+        outcome.lines.append((int(rank), text))
     return outcome
 
 
 # Python takes seconds to end of an exception on a busy machine, and after three the rank is stopped like all others.
-EXCEPTIONS, STOPPED = ("exception", "system-exit", "ulimit"), 143
+EXCEPTIONS = ("exception", "system-exit", "ulimit")
+STOPPED = 143
 
 
 def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
@@ -119,13 +124,11 @@ def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
     # Of two that are killed one after the other, the second may have been stopped because of the first.
     is_stopped = (fault.name in EXCEPTIONS and outcome.seconds >= 3) or fault.name == "two"
     sides: dict[str, set[str]] = {}
-    for rank, says in _speaking(outcome, fault, launcher).items():
-        assert len(outcome.first[rank]) == 1, f"rank {rank} said: {outcome.first[rank]}"
-        assert re.match(says, outcome.first[rank][0]), outcome.first[rank][0]
+    for says, lines in _spoken(outcome, fault, launcher):
+        assert len(lines) == 1, f"printed instead of {says}: {lines}"
+        assert re.match(says, lines[0]), lines[0]
         # Ranks that are cut off cannot agree on the words.
-        sides.setdefault(says, set()).add(
-            outcome.first[rank][0].split(": " if fault.cut else ", at ")[0]
-        )
+        sides.setdefault(says, set()).add(lines[0].split(": " if fault.cut else ", at ")[0])
     assert sides, "nobody said anything"
     assert all(len(texts) == 1 for texts in sides.values()), sides
     if fault.code is None:
@@ -175,19 +178,36 @@ def _check_exit_codes(outcome: Outcome, fault: Fault, way: str, launcher: str) -
         assert outcome.exits == [fault.exit_code]
 
 
+def _spoken(outcome: Outcome, fault: Fault, launcher: str) -> list[tuple[str, list[str]]]:
+    """What has to be printed of the first failure, once in each log, and the lines that were.
+
+    The ranks of a host share the log of their launcher; of those without one each has its own, and
+    so has each where the launcher may not reach them to the end.
+    """
+    speaking = _speaking(outcome, fault, launcher)
+    if launcher == "plain" or (fault.cut and launcher != "torchrun"):
+        return [(says, outcome.first[rank]) for rank, says in speaking.items()]
+    found: dict[str, tuple[str, list[str]]] = {}
+    for rank, says in speaking.items():
+        lines = [
+            line
+            for other in RANKS
+            if HOST_OF[other] == HOST_OF[rank]
+            for line in outcome.first[other]
+        ]
+        found[HOST_OF[rank]] = (says, lines)
+    if 0 in speaking:
+        assert outcome.first[0], "rank 0 printed nothing"
+    return list(found.values())
+
+
 def _speaking(outcome: Outcome, fault: Fault, launcher: str) -> dict[int, str]:
-    """The ranks that must speak, and what."""
-    silent = (
-        []
-        if launcher != "mpirun" or not fault.cut
-        else [rank for rank in RANKS if not outcome.first[rank]]
-    )
+    """The ranks that are left and learn of the first failure, and what is printed of it."""
     # mpirun kills all others 0.2 s after the end of the first, which may come before they see it themselves.
-    return {
-        rank: says
-        for rank, says in fault.says.items()
-        if HOST_OF[rank] not in {HOST_OF[one] for one in silent}
-    }
+    silent = set()
+    if launcher == "mpirun" and fault.cut:
+        silent = {HOST_OF[rank] for rank in RANKS if not outcome.first[rank]}
+    return {rank: says for rank, says in fault.says.items() if HOST_OF[rank] not in silent}
 
 
 def text(outcome: Outcome, fault: Fault) -> str:
@@ -203,11 +223,11 @@ def text(outcome: Outcome, fault: Fault) -> str:
 
 
 def _named(outcome: Outcome, fault: Fault) -> str:
-    """Who names whom: `"all name rank 3"`."""
+    """Whom the ranks that are left name: `"all name rank 3"`; of those of a host one speaks."""
     groups: dict[str, list[int]] = {}
     for rank, texts in outcome.first.items():
-        if rank in fault.says or (not fault.says and texts):
-            said = re.search(r"ranks? [\d,-]+", texts[0]) if texts else None
+        if texts and (rank in fault.says or not fault.says):
+            said = re.search(r"ranks? [\d,-]+", texts[0])
             groups.setdefault(said[0] if said else "nobody", []).append(rank)
     if len(groups) == 1:
         return f"all name {next(iter(groups))}"

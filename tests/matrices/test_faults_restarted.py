@@ -98,7 +98,10 @@ def test_training_goes_on(
             _goes_on(one, unbroken)
         finally:
             fault.after(hosts)
-        restarted = r"(?:rank|node) 0 on nodea: restart 1 of 2: round 0 ended after .*, as ranks? \S+ failed"
+        restarted = (
+            r"(?:rank|node) 0 on nodea: restart 1 of 2: round 0 "
+            r"ended after .*, as ranks? \S+ failed"
+        )
         assert len(re.findall(restarted, one.output())) == 1
         report = one.report(0.0)
         if report is not None:

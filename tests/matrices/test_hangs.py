@@ -47,7 +47,10 @@ class Hang:
 
 
 def _late(where: str, counts: str = ", collective operation ") -> str:
-    return rf"waiting for rank 3 \(nodeb\) for \d+ s: it is {where}; ranks 0-2 wait in {ALL_REDUCE}{counts}"
+    return (
+        rf"waiting for rank 3 \(nodeb\) for \d+ s: it is {where}; ranks 0-2 wait in "
+        rf"{ALL_REDUCE}{counts}"
+    )
 
 
 def _at(function: str) -> str:
@@ -113,46 +116,77 @@ def unmount(hosts: Hosts) -> None:
 
 HANGS = [
     Hang(
-        "skip", "skips a collective operation, and waits in the next one",
-        r"waiting for each other for \d+ s: rank 3 waits in barrier \(\S+\), ranks 0-2 wait in all_reduce \(\S+\)",
+        "skip",
+        "skips a collective operation, and waits in the next one",
+        (
+            r"waiting for each other for \d+ s: rank 3 waits in barrier \(\S+\), ranks "
+            r"0-2 wait in all_reduce \(\S+\)"
+        ),
     ),
     Hang(
-        "other", "takes another collective operation",
-        r"waiting for each other for \d+ s: rank 3 waits in (broadcast|all_reduce) \(\S+\), ranks 0-2 wait in all_red",
+        "other",
+        "takes another collective operation",
+        (
+            r"waiting for each other for \d+ s: rank 3 waits in (broadcast|all_reduce) "
+            r"\(\S+\), ranks 0-2 wait in all_red"
+        ),
     ),
     Hang("loader", "sleeps in its data loader", _late(_at("read_slowly"))),
     Hang("lock-in-c", "C code holds Python's lock", _late(_at("match"))),
     Hang(
-        "state-d", "state D: opens a file of a FUSE mount that does not answer",
+        "state-d",
+        "state D: opens a file of a FUSE mount that does not answer",
         _late(rf"({_at('read_a_file')}, )?in the kernel, where no signal reaches it( \(\w+\))?"),
-        inject=mount_and_go, after=unmount,
+        inject=mount_and_go,
+        after=unmount,
     ),
-    Hang("stopped", "stopped by a signal", _late(r"(in \S+ \(\S+\), )?stopped by a signal.*?", ""), inject=stop),
     Hang(
-        "stopped-inside", "stopped by a signal in a collective operation",
-        _late(rf"(in {ALL_REDUCE}, )?stopped by a signal.*?", ""), culprits=(0, 1, 2), inject=stop_inside,
+        "stopped",
+        "stopped by a signal",
+        _late(r"(in \S+ \(\S+\), )?stopped by a signal.*?", ""),
+        inject=stop,
+    ),
+    Hang(
+        "stopped-inside",
+        "stopped by a signal in a collective operation",
+        _late(rf"(in {ALL_REDUCE}, )?stopped by a signal.*?", ""),
+        culprits=(0, 1, 2),
+        inject=stop_inside,
     ),
     Hang("deadlock", "waits for a lock that it holds itself", _late(_at("take_a_lock"))),
     Hang(
-        "packets", "the network drops the packets of the training",
-        r"waiting for each other for \d+ s: ranks 0-3 wait in all_reduce \(worker.py:\d+\); the network ",
-        inject=keep_packets_of_training, after=let_packets_pass,
+        "packets",
+        "the network drops the packets of the training",
+        (
+            r"waiting for each other for \d+ s: ranks 0-3 wait in all_reduce "
+            r"\(worker.py:\d+\); the network "
+        ),
+        inject=keep_packets_of_training,
+        after=let_packets_pass,
     ),
     Hang(
-        "worker-stopped", "a worker of its data loader is stopped", _late(r"in __next__ \(worker.py:\d+\)"),
+        "worker-stopped",
+        "a worker of its data loader is stopped",
+        _late(r"in __next__ \(worker.py:\d+\)"),
         inject=signal_worker(signal.SIGSTOP),
     ),
     Hang(
-        "worker-killed", "a worker of its data loader is killed",
-        r"rank 3 failed first: uncaught exception: (RuntimeError: DataLoader worker \(|ConnectionResetError: ).*, on",
+        "worker-killed",
+        "a worker of its data loader is killed",
+        (
+            r"rank 3 failed first: uncaught exception: (RuntimeError: DataLoader worker "
+            r"\(|ConnectionResetError: ).*, on"
+        ),
         inject=signal_worker(signal.SIGKILL),
     ),
     Hang(
-        "all", "all ranks wait for locks that they hold themselves",
+        "all",
+        "all ranks wait for locks that they hold themselves",
         rf"no rank has moved for \d+ s: ranks 0-3 are {_at('take_a_lock')}",
-        culprits=RANKS, inject=lambda job: job.go(RANKS),
+        culprits=RANKS,
+        inject=lambda job: job.go(RANKS),
     ),
-]  # fmt: skip
+]
 
 
 def run(hosts: Hosts, hang: Hang, way: str, launcher: str, index: int) -> tuple[float, str]:

@@ -75,9 +75,17 @@ ROWS = (
 
 MPI = ("Open MPI 5", "Open MPI 4", "MPICH", "srun", "Azure ML MPI")
 LAUNCHERS = (
-    "one process", "by hand", "torchrun", "torch.distributed.launch", *MPI[:4], "horovodrun", "deepspeed", MPI[4],
-    "Azure ML PyTorch", "Azure ML TensorFlow",
-)  # fmt: skip
+    "one process",
+    "by hand",
+    "torchrun",
+    "torch.distributed.launch",
+    *MPI[:4],
+    "horovodrun",
+    "deepspeed",
+    MPI[4],
+    "Azure ML PyTorch",
+    "Azure ML TensorFlow",
+)
 
 
 class Outcome(NamedTuple):
@@ -100,10 +108,13 @@ def senseless(row: Row, launcher: str) -> str:
 
 def missing_for(launcher: str) -> str | None:
     programs = {
-        "Open MPI 5": MPIRUN, "Azure ML MPI": MPIRUN, "Open MPI 4": shutil.which("mpirun.openmpi"),
-        "MPICH": shutil.which("mpiexec.mpich"), "horovodrun": shutil.which("horovodrun", path=str(BIN)),
+        "Open MPI 5": MPIRUN,
+        "Azure ML MPI": MPIRUN,
+        "Open MPI 4": shutil.which("mpirun.openmpi"),
+        "MPICH": shutil.which("mpiexec.mpich"),
+        "horovodrun": shutil.which("horovodrun", path=str(BIN)),
         "deepspeed": shutil.which("deepspeed", path=str(BIN)),
-    }  # fmt: skip
+    }
     return f"no {launcher} here" if programs.get(launcher, "") is None else None
 
 
@@ -113,10 +124,16 @@ def run(
     variables = {**_VARIABLES, **(debians_mpi(launcher, folder) if row.needs_mpi else {})}
     if slurm is not None:
         done = slurm.srun(
-            [f"-n{row.ranks}", f"-N{row.ranks if row.ranks == 2 else 1}", "--overcommit", *_MPI_PLUGIN[row.needs_mpi],
-             *row.command()],
-            {**variables, "PYTHONPATH": str(ROOT)}, timeout=LIMIT,
-        )  # fmt: skip
+            [
+                f"-n{row.ranks}",
+                f"-N{row.ranks if row.ranks == 2 else 1}",
+                "--overcommit",
+                *_MPI_PLUGIN[row.needs_mpi],
+                *row.command(),
+            ],
+            {**variables, "PYTHONPATH": str(ROOT)},
+            timeout=LIMIT,
+        )
         return _outcome(done.returncode, done.stdout + done.stderr)
     path = f"{BIN}{os.pathsep}{env['PATH']}"
     started = [
@@ -139,8 +156,10 @@ def _outcome(exit_code: int, output: str) -> Outcome:
 
 def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     """What is typed: one command, or one for each rank where nothing starts them; with its variables."""
-    script, count = row.command(), str(row.ranks)
-    mpirun, own_port = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE"], str(port)
+    script = row.command()
+    count = str(row.ranks)
+    mpirun = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE"]
+    own_port = str(port)
     torch_port = ["--master-port", own_port, "--use-env"]
     deepspeed_options = [
         "--hostfile",
@@ -153,17 +172,24 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     azure = {"AZUREML_RUN_ID": f"digits_{port}"}
     one: dict[str, Command] = {
         "one process": (script, {}),
-        "torchrun": ([*_TORCHRUN, "--standalone", f"--nproc-per-node={count}", "--no-python", *script], {}),
-        "torch.distributed.launch": ([*_LAUNCH, *torch_port, f"--nproc-per-node={count}", "--no-python", *script], {}),
+        "torchrun": (
+            [*_TORCHRUN, "--standalone", f"--nproc-per-node={count}", "--no-python", *script],
+            {},
+        ),
+        "torch.distributed.launch": (
+            [*_LAUNCH, *torch_port, f"--nproc-per-node={count}", "--no-python", *script],
+            {},
+        ),
         "Open MPI 5": ([*mpirun, "-n", count, *script], MPI_ENV),
         "Open MPI 4": (["mpirun.openmpi", "--oversubscribe", "-n", count, *script], MPI_ENV),
         "MPICH": (["mpiexec.mpich", "-n", count, *script], {"MASTER_PORT": own_port}),
         "horovodrun": (["horovodrun", "--gloo", "-np", count, *script], {}),
         "deepspeed": (["deepspeed", "--num_gpus", count, *deepspeed_options, *script], {}),
         "Azure ML MPI": (
-            [*mpirun, "-n", count, *script], {**MPI_ENV, **azure, "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}
+            [*mpirun, "-n", count, *script],
+            {**MPI_ENV, **azure, "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"},
         ),
-    }  # fmt: skip
+    }
     if launcher in one:
         return [one[launcher]]
     if launcher == "Azure ML TensorFlow":
@@ -218,7 +244,14 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
     if missing:
         pytest.skip(missing)
     slurm = request.getfixturevalue("slurm") if launcher == "srun" else None
-    outcome = run(row, launcher, clean_env, port, slurm=slurm, folder=tmp_path)
+    outcome = run(
+        row,
+        launcher,
+        clean_env,
+        port,
+        slurm=slurm,
+        folder=tmp_path,
+    )
     if launcher == "deepspeed":  # which leaves its shared memory behind
         for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
             left.unlink()

@@ -11,7 +11,8 @@ import pytest
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
-from distboot.agent.link import AgentLink, Attach, attached
+from distboot.agent.link import AgentLink, attached
+from distboot.agent.link_messages import Attach
 from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import (
     BARRIER,
@@ -39,7 +40,7 @@ def wrapped(ranks: Ranks) -> Ranks:
     return lambda script, count=2, **env: ranks(script, count, "-m", "distboot", **env)
 
 
-def test_strangers_that_fill_the_queue_only_hold_the_script_up(wrapped: Ranks) -> None:
+def test_unauthenticated_peers_in_the_queue_only_delay(wrapped: Ranks) -> None:
     script = """
 import signal
 def is_stopped():
@@ -59,13 +60,13 @@ if os.environ["RANK"] == "1":
     assert wrapped(script + _MEET.replace("60", "20")) == [("", 0)] * 2
 
 
-def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks) -> None:
+def test_unauthenticated_peers_and_garbage_are_rejected(wrapped: Ranks) -> None:
     """They get nothing without the token, and take neither memory nor the place of the script, nor hold up anything."""
     garbage = """
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.agent.link import Attach, Finish
+from distboot.agent.link_messages import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)
@@ -119,7 +120,7 @@ def test_script_finds_its_agent_however_it_is_started(
     assert [output.split()[0] for output, _ in outputs] == ["0", "1"], outputs
 
 
-def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
+def test_stale_or_foreign_variable_is_not_used() -> None:
     for value in ("", "x", "x:", f"distboot-agent-{os.urandom(4).hex()}:token"):
         assert attached({"DISTBOOT_AGENT": value}) is None
 
@@ -141,7 +142,7 @@ def test_wrapper_that_does_not_answer_is_an_error(
     assert refusal.value.code == "rank-failed"
 
 
-def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
+def test_agent_with_a_wrong_answer_is_not_trusted() -> None:
     name = f"distboot-test-{os.urandom(4).hex()}"
     answers = (b"", framed({"kind": "Release"}), b"\xff" * 99, Channel().sign(Attach("x")))
     with socket.socket(socket.AF_UNIX) as listener:
@@ -161,7 +162,7 @@ def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
             thread.join(20)
 
 
-def test_answer_to_an_earlier_question_is_skipped_and_a_failure_of_all_is_not() -> None:
+def test_late_answer_is_skipped_but_not_a_failure() -> None:
     ours, its = socket.socketpair()
     with ours, its:
         for answer in (Release(Key(BARRIER)), Failed(("rank-failed", "no disk", ""))):
@@ -170,7 +171,7 @@ def test_answer_to_an_earlier_question_is_skipped_and_a_failure_of_all_is_not() 
             AgentLink(ours).arrive(Arrive(Key(BARRIER, None, 2), 20.0))
 
 
-def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(
+def test_contexts_below_one_wrapper_leave_nothing_open(
     wrapped: Ranks,
 ) -> None:
     script = """
@@ -192,20 +193,23 @@ say(*[at for _, at in kept], files[1] == files[2])
     assert (rank_0[3], rank_1[3]) == ("True", "True")
 
 
-def test_init_works_after_one_that_has_failed_below_the_same_wrapper(wrapped: Ranks) -> None:
+def test_init_works_after_a_failed_one_below_wrapper(wrapped: Ranks) -> None:
     script = """
 try:
     distboot.init("none" if os.environ["RANK"] == "0" else "mpi", join_timeout=60)
 except distboot.DistbootError as error:
     say(error.code, error.message)
 """
-    said = r"^membership-mismatch .*rank \d is about to start \w+, and rank \d \w+$|^framework-not-installed .*mpi4py"
+    said = (
+        r"^membership-mismatch .*rank \d is about to start \w+, and rank \d "
+        r"\w+$|^framework-not-installed .*mpi4py"
+    )
     for output, code in wrapped(script + _MEET):
         assert re.search(said, output), output
         assert code == 0
 
 
-def test_script_that_closes_all_files_keeps_its_own_next_ones_to_itself(wrapped: Ranks) -> None:
+def test_script_that_closes_all_files_keeps_new_ones(wrapped: Ranks) -> None:
     script = """
 ctx = distboot.init("none", join_timeout=60)
 os.closerange(3, 4096)

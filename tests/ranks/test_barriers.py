@@ -43,7 +43,7 @@ assert again is not ctx
     assert ranks(script, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
 
 
-def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:
+def test_unauthenticated_peers_never_replace_a_rank(ranks: Ranks) -> None:
     script = """
 port = int(os.environ["MASTER_PORT"])  # of the roll call, which is the gate's from now on
 ctx = distboot.init("none", join_timeout=60)
@@ -65,7 +65,7 @@ ctx.barrier()
 @pytest.mark.parametrize(
     "count", [pytest.param(count, marks=pytest.mark.ranks(count)) for count in (1, 2)]
 )
-def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(count: int) -> None:
+def test_nested_waiting_and_invalid_time_limits_are_refused(count: int) -> None:
     with distboot.init("none", join_timeout=60) as ctx:
         assert ctx.world_size == count
         for timeout in (-1, 0, float("nan"), float("inf"), None, "x"):
@@ -96,7 +96,10 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     result = run(
         sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place}
     )
-    said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
+    said = (
+        "rendezvous-needed barrier() needs the roll call, and it is off | unset "
+        "DISTBOOT_RENDEZVOUS\n"
+    )
     assert (result.stdout, result.stderr) == (said, "")
 
 
@@ -141,7 +144,7 @@ say("end")
 )
 
 
-def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
+def test_block_of_rank_0_may_last_or_fail(ranks: Ranks) -> None:
     first, second = ranks(_DOOR, 2, DISTBOOT_SECRET="swordfish")
     refused = [
         line.rpartition("the connecting process ")[2]
@@ -160,7 +163,7 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     assert second == (f"True\n{failed}\n{hint}\nagain\nend\n", 0)
 
 
-def test_failure_is_told_also_to_a_rank_that_comes_later_without_the_secret_and_not_endless(
+def test_failure_reaches_late_ranks_without_secret_and_bounded(
     ranks: Ranks,
 ) -> None:
     script = """
@@ -234,7 +237,10 @@ for leaves in (1, 0):
 """
     first, second = ranks(script)
     for rank, (output, _) in zip((1, 0), (first, second), strict=True):
-        said = f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its context, without getting here"
+        said = (
+            f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its "
+            "context, without getting here"
+        )
         assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(
@@ -255,10 +261,13 @@ def step():
 _HINT = "give its block more time: main_first(timeout=…)"
 
 
-def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
+def test_block_past_its_timeout_fails_all_ranks(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
     assert second == (
-        f"missing-rank main_first(): rank 0 did not finish its block within 0.5 s | look at its output, or {_HINT}\n",
+        (
+            "missing-rank main_first(): rank 0 did not finish its block within 0.5 s | "
+            f"look at its output, or {_HINT}\n"
+        ),
         0,
     )
     said = "missing-rank main_first(): rank 1 timed out after 0.5 s waiting for this one | "
@@ -270,13 +279,13 @@ def test_block_that_takes_too_long_ends_the_job(ranks: Ranks) -> None:
     host = os.uname().nodename
     late = "main_first(): rank 0 did not finish its block within 0.5 s"
     assert f"rank 1 failed first: error[missing-rank]: {late}, on {host}, in " in first[0]
-    assert f"error[missing-rank]: rank 1 on {host}: {late}" in first[0]
+    assert f"error[missing-rank]: rank 1 on {host}: {late}" in second[0]
     assert second[1] == 1
     assert first[1] != 0
 
 
 @pytest.mark.ranks(2)
-def test_wait_that_the_script_interrupts_does_not_spoil_the_next_one(shared_tmp_path: Path) -> None:
+def test_interrupted_wait_leaves_the_next_one_intact(shared_tmp_path: Path) -> None:
     given_up = shared_tmp_path / "given up"
     with distboot.init("none", join_timeout=60) as ctx:
         if ctx.is_main:

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
+from inside import (
+    CODES,
+    FIELDS,
+    command_error,
+    docker_options,
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
 from ranks import RunRanks
 
 from distboot import detect
-from distboot.base.commands import command_error
-from distboot.base.errors import CODES
-from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
-from distboot.detection.placement import FIELDS
-from distboot.tools.env import docker_options
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
 AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
@@ -38,7 +42,7 @@ def test_show_json_has_the_whole_placement(distboot: Run) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_show_tells_a_person_what_is_known_and_what_is_not(distboot: Run) -> None:
+def test_show_prints_what_is_known_and_unknown(distboot: Run) -> None:
     shown = distboot("show", env=MPI_RANK_3).stdout
     headline, _, *lines = shown.splitlines()
     assert headline.startswith("Rank 3 of 4, local rank 1 of 2: started by Open MPI")
@@ -73,10 +77,8 @@ def _evaluated(options: str) -> list[str]:
 def test_exports_for_a_container(distboot: Run) -> None:
     env = {**MPI_RANK_3, **AZURE}
     lines = distboot("env", "--format", "dotenv", env=env).stdout.splitlines()
-    dotenv, as_json = (
-        dict(line.split("=", 1) for line in lines),
-        json.loads(distboot("env", "--json", env=env).stdout),
-    )
+    dotenv = dict(line.split("=", 1) for line in lines)
+    as_json = json.loads(distboot("env", "--json", env=env).stdout)
     assert dotenv["RANK"] == as_json["RANK"] == "3"
     assert "NODE_RANK" not in dotenv
     assert as_json["NODE_RANK"] is None
@@ -202,7 +204,7 @@ def test_misuse_is_one_error_with_a_hint(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
-def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
+def test_folder_of_the_same_name_is_no_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -233,8 +235,11 @@ def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, set
     assert result.stderr.startswith(f"distboot: error[broken-environment]: DISTBOOT_{name}")
 
 
-def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
-    said = "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you mean DISTBOOT_SECRET?\n"
+def test_misspelled_setting_is_reported_once_without_value(distboot: Run) -> None:
+    said = (
+        "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you "
+        "mean DISTBOOT_SECRET?\n"
+    )
     env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
@@ -260,7 +265,10 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
     assert "warning  settings: unknown variable MASTER_ADRR is ignored" in found
     said = distboot("show", env=env).stderr.splitlines()
     assert said == [
-        "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did you mean DISTBOOT_JOIN_TIMEOUT?",
+        (
+            "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did "
+            "you mean DISTBOOT_JOIN_TIMEOUT?"
+        ),
         "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
     ]
     assert (
@@ -323,9 +331,8 @@ def test_reader_that_goes_away_is_no_traceback(run: Run) -> None:
 def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
     script = f"{sys.executable} -m distboot show >/dev/full"
     result = run("bash", "-c", script)
-    assert (
-        result.stderr
-        == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
+    assert result.stderr == (
+        "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
     )
     assert result.returncode == CODES["output-failed"][0]
 
@@ -350,7 +357,7 @@ def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
         ([], []),
     ],
 )
-def test_local_rank_is_put_in_once_or_taken_out(arguments: list[str], without: list[str]) -> None:
+def test_local_rank_is_inserted_once_or_removed(arguments: list[str], without: list[str]) -> None:
     assert without_local_rank(arguments) == without
     assert with_local_rank(arguments, 2) == ["--local_rank=2", *without]
     assert with_local_rank(with_local_rank(arguments, 1), 2, "--local-rank") == [

@@ -30,7 +30,7 @@ os._exit(0)
     assert ranks(script) == [("timed out\n", 0), ("", 0)]
 
 
-def test_failure_of_one_rank_is_the_failure_of_all(ranks: Ranks) -> None:
+def test_failure_of_one_rank_fails_all(ranks: Ranks) -> None:
     script = """
 from distboot.frameworks import _process_group as framework
 def too_few(*_, **__):
@@ -88,7 +88,7 @@ for _ in range(10):
         assert ranks(script) == [("", 0), ("", 0)]
 
 
-def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(
+def test_child_may_take_the_place_of_closed_rank(
     ranks: Ranks,
 ) -> None:
     join_again = """
@@ -164,7 +164,7 @@ print(len(contexts))
 
 
 @pytest.mark.all
-def test_single_processes_that_inherit_one_placement_do_not_collide(run: Run) -> None:
+def test_single_processes_with_one_placement_do_not_collide(run: Run) -> None:
     script = """
 ctx = distboot.init()
 child = "import distboot; print(distboot.init().launcher)"
@@ -176,7 +176,7 @@ print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=Tr
     assert "stdout='single\\n', stderr=''" in result.stdout
 
 
-def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -> None:
+def test_silent_peer_at_the_port_of_torchs_store(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = str(stranger.getsockname()[1])
         env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -186,7 +186,10 @@ def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -
             "NODE_RANK": "0",
             "DISTBOOT_RENDEZVOUS": "0",
         }
-        script = "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError as error: print(error.code)"
+        script = (
+            "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError "
+            "as error: print(error.code)"
+        )
         result = run(sys.executable, "-c", BEGIN + script, env=env, timeout=60)
     assert result.stdout == "join-timeout\n"
 
@@ -212,7 +215,10 @@ if __name__ == "__main__":
         [child.start() for child in children]
         [child.join() for child in children]
 """
-_NUMBERS = "os.environ.update(RANK=str(rank), WORLD_SIZE=N, MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ['PORT'])"
+_NUMBERS = (
+    "os.environ.update(RANK=str(rank), WORLD_SIZE=N, MASTER_ADDR='127.0.0.1', "
+    "MASTER_PORT=os.environ['PORT'])"
+)
 _STARTS = [(), ("-m", "distboot")]
 
 
@@ -249,7 +255,7 @@ def test_spawned_process_is_no_world(
 @pytest.mark.parametrize(
     ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})]
 )
-def test_process_of_multiprocessing_is_alone_if_something_says_so(
+def test_process_of_multiprocessing_may_be_declared_alone(
     run: Run, launcher: str, env: dict[str, str]
 ) -> None:
     script = f"""

@@ -28,7 +28,8 @@ from distboot.tools.doctor.machine import Machine
 def test_machines(name: str, get: Get) -> None:
     """DISTBOOT_WRITE_MACHINES=1 writes what is said of each: read the difference, aloud."""
     one = get(name)
-    said, file = text(examine(one), one.host) + "\n", FOLDER / f"{name}.txt"
+    said = text(examine(one), one.host) + "\n"
+    file = FOLDER / f"{name}.txt"
     if os.environ.get("DISTBOOT_WRITE_MACHINES"):
         file.write_text(said)
     assert said == file.read_text()
@@ -59,7 +60,7 @@ def test_remedy_fits_the_container(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
+def test_remedy_for_a_pod_is_yaml(name: str, get: Get) -> None:
     yaml = pytest.importorskip("yaml")
     found = examine(get(name, environ={"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
     for pod in [
@@ -72,7 +73,8 @@ def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
 
 def test_documents_show_what_is_really_said() -> None:
     how_to = ROOT / "docs" / "how-to"
-    doctor, page = (how_to / "doctor.md").read_text(), (how_to / "infiniband.md").read_text()
+    doctor = (how_to / "doctor.md").read_text()
+    page = (how_to / "infiniband.md").read_text()
     shown = doctor.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
     said = (FOLDER / "azure-nd-h100.txt").read_text()
     assert (said.startswith(shown), len(shown) > 500) == (True, True)
@@ -113,7 +115,7 @@ def test_files_full_of_nonsense_are_no_traceback(get: Get, tmp_path: Path) -> No
     assert len(examine(one)) >= 20
 
 
-def test_elsewhere_than_on_linux_only_what_makes_sense_there(get: Get) -> None:
+def test_other_systems_get_only_checks_that_apply(get: Get) -> None:
     names = {finding.name for finding in examine(get(system="darwin"))}
     assert names == {"launcher", "host-name", "master-addr", "ports", "proxies", "clock"}
 
@@ -140,7 +142,7 @@ def test_command_on_this_very_machine(run: Run) -> None:
     ]
 
 
-def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
+def test_command_names_problems_and_exits_with_78(distboot: Run) -> None:
     done = distboot("doctor", env={"RANK": "3"})
     assert done.returncode == 78
     headline, _, first, remedy, *_ = done.stdout.splitlines()
@@ -150,7 +152,7 @@ def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
     assert done.stderr == ""
 
 
-def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> None:
+def test_rank_0_prints_findings_with_their_ranks(run_ranks: RunRanks) -> None:
     places: list[dict[str, str]] = [{}, {"NCCL_SOCKET_IFNAME": "nosuch0"}]
     rank_0, rank_1 = run_ranks(_COMMAND, COMMAND="doctor --job", places=places)
     headline, empty, *lines = rank_0.out.splitlines()
@@ -160,7 +162,10 @@ def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> No
         empty,
     ) == (True, True, "")
     host = os.uname().nodename
-    seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', but this host has no interface 'nosuch0'"
+    seen = (
+        f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', but this "
+        "host has no interface 'nosuch0'"
+    )
     (index,) = (index for index, line in enumerate(lines) if line.startswith(f"problem  {seen}"))
     assert lines[index + 1].startswith(
         "           remedy: name one of these, or unset NCCL_SOCKET_IFNAME"
@@ -186,7 +191,10 @@ def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
 
 def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
     rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
-    said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not arrive: "
+    said = (
+        f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this "
+        "rank did not arrive: "
+    )
     assert said in rank_0.out
 
 
@@ -204,7 +212,7 @@ def test_one_check_a_node_where_nodes_are_numbered(clean_env: dict[str, str], po
     assert (code, other_code, other) == (78, 0, "")
 
 
-def test_alike_is_what_has_one_name_and_one_remedy() -> None:
+def test_findings_with_name_and_remedy_are_merged() -> None:
     small, other = (Finding("shared-memory", "problem", f"{size} MiB", "more") for size in (64, 32))
     slow = Finding("cpus", "warning", "2 CPUs", "fewer threads")
     assert grouped({0: [slow], 1: [small], 2: [slow, other]}) == [(small, [1, 2]), (slow, [0, 2])]

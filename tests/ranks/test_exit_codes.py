@@ -85,9 +85,7 @@ except Stop:
 
 @in_both_ways
 @pytest.mark.parametrize("end", ENDS)
-def test_those_that_save_end_with_the_code_of_the_failure(
-    start: Start, init: bool, end: str
-) -> None:
+def test_ranks_that_save_end_with_the_failures_code(start: Start, init: bool, end: str) -> None:
     statement, code, _ = ENDS[end]
     running = start(SAVING % (FAILING % statement, "sys.exit(rank)"), init=init, CULPRIT="1")
     assert running.fail() == [code] * 3
@@ -109,15 +107,13 @@ def test_however_they_end(start: Start, init: bool, leave: str) -> None:
 
 
 @in_both_ways
-def test_code_of_an_exception_is_what_it_has_ended_with(start: Start, init: bool) -> None:
+def test_code_of_an_exception_is_its_own(start: Start, init: bool) -> None:
     failure = "import atexit\n    atexit.register(os._exit, 7)\n    raise ValueError('boom')"
     running = start(SAVING % (FAILING % failure, "pass"), init=init, CULPRIT="1")
     assert running.fail() == [7, 7, 7]
 
 
-def test_script_that_is_stopped_too_late_to_hear_the_code_has_not_succeeded(
-    start_init: Start, tmp_path: Path
-) -> None:
+def test_script_stopped_before_the_code_has_failed(start_init: Start, tmp_path: Path) -> None:
     """Of what is registered to be called at the end, what was registered before `init` comes last."""
     before = tmp_path / "before"
     before.mkdir()
@@ -155,9 +151,7 @@ raise RuntimeError("Connection closed by peer")
 
 @in_both_ways
 @pytest.mark.parametrize("end", ["sys.exit", "SystemExit", "SIGKILL", "exception"])
-def test_those_that_miss_a_peer_end_with_its_code_and_without_a_traceback(
-    start: Start, init: bool, end: str
-) -> None:
+def test_secondary_failures_end_silently_with_its_code(start: Start, init: bool, end: str) -> None:
     statement, code, _ = ENDS[end]
     running = start(_CONSEQUENCE % statement, init=init)
     assert running.fail() == [code] * 3
@@ -171,7 +165,7 @@ def test_those_that_miss_a_peer_end_with_its_code_and_without_a_traceback(
 
 
 @in_both_ways
-def test_rank_that_misses_what_is_no_peer_shows_its_traceback(start: Start, init: bool) -> None:
+def test_rank_missing_something_else_shows_its_traceback(start: Start, init: bool) -> None:
     running = start(
         _CONSEQUENCE.replace("raise", "rank == 1 or until('end')\nraise") % "pass", init=init
     )
@@ -203,7 +197,7 @@ def test_rank_that_was_done_before_has_succeeded(start: Start, init: bool) -> No
 
 
 @in_both_ways
-def test_stop_after_which_all_end_well_is_a_success(start: Start, init: bool) -> None:
+def test_stop_after_which_all_succeed_is_success(start: Start, init: bool) -> None:
     running = start(SAVING % ("ready()\nuntil('end')", "pass"), init=init)
     pids = running.all_ready()
     os.kill(running.processes[1].pid if not init else pids[1], signal.SIGTERM)

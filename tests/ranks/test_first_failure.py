@@ -61,7 +61,10 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
     assert running.fail()[1] == 1
     for rank, log in enumerate(logs[:2]):
         text = log.read_text()
-        said = f"distboot: rank 1 failed first: uncaught exception: ValueError: boom ***, on {os.uname().nodename}, in "
+        said = (
+            "distboot: rank 1 failed first: uncaught exception: ValueError: boom "
+            f"***, on {os.uname().nodename}, in "
+        )
         assert text.startswith(said), (rank, text, running.output(rank))
         assert text.endswith("\n  | ValueError: boom ***")
         failure = log.parent / f"output-of-{rank}" / "failure"
@@ -74,7 +77,14 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
 def test_process_that_is_alone_leaves_its_failure_there(
     start: Start, logs: list[Path], init: bool
 ) -> None:
-    job = start(_BOOM, 1, init=init, before=_CONTAINER, DISTBOOT_SECRET=_SECRET, DISTBOOT_REPORT="")
+    job = start(
+        _BOOM,
+        1,
+        init=init,
+        before=_CONTAINER,
+        DISTBOOT_SECRET=_SECRET,
+        DISTBOOT_REPORT="",
+    )
     assert job.codes() == [1]
     text = logs[0].read_text()
     if init:
@@ -84,9 +94,7 @@ def test_process_that_is_alone_leaves_its_failure_there(
 
 
 @needs_namespace
-def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(
-    start_init: Start, logs: list[Path]
-) -> None:
+def test_agent_ending_with_its_rank_does_not_wait(start_init: Start, logs: list[Path]) -> None:
     # Where rank 0 has no failure detection, it never says one.
     before = (
         *_CONTAINER,
@@ -119,18 +127,16 @@ def test_start_that_failed_is_there_too(start: Start, logs: list[Path], init: bo
     start("", 1, init=init, before=_CONTAINER, **alone).codes()
     who = f"rank 0 on {os.uname().nodename}"
     first, hint = logs[0].read_text().splitlines()
-    assert (
-        first
-        == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; missing: rank 1 (node 0)"
+    assert first == (
+        f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; "
+        "missing: rank 1 (node 0)"
     )
     assert hint.startswith(f"distboot: hint: {who}: look at ")
 
 
 @needs_namespace
 @pytest.mark.parametrize("code", [0, 3])
-def test_start_that_failed_is_not_there_if_the_script_ends_well(
-    run: Run, logs: list[Path], code: int
-) -> None:
+def test_failed_start_is_dropped_if_script_succeeds(run: Run, logs: list[Path], code: int) -> None:
     script = f"""
 import distboot, os, sys
 try:
@@ -156,7 +162,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_termination_log_that_is_not_there_is_not_made(log: Path) -> None:
+def test_missing_termination_log_is_not_created(log: Path) -> None:
     platform_log.write("rank 1 failed first")
     assert not log.exists()
     os.mkfifo(log)
@@ -167,7 +173,7 @@ def test_termination_log_that_is_not_there_is_not_made(log: Path) -> None:
     os.close(pipe)
 
 
-def test_root_cause_takes_the_place_of_what_is_less_certain(log: Path) -> None:
+def test_root_cause_replaces_what_is_less_certain(log: Path) -> None:
     log.touch()
     platform_log.write("rank 2 failed first, and this was a longer text")
     platform_log.write("rank 3 failed first")
@@ -179,9 +185,7 @@ def test_root_cause_takes_the_place_of_what_is_less_certain(log: Path) -> None:
 
 
 @pytest.mark.parametrize("headline", ["short", "\N{GRINNING FACE}" * 5000])
-def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(
-    log: Path, headline: str
-) -> None:
+def test_long_termination_log_keeps_headline_and_end(log: Path, headline: str) -> None:
     log.touch()
     platform_log.write(
         "\n".join([headline, *(f"line {number}: \udcff" for number in range(1000)), "the end"])
@@ -191,7 +195,7 @@ def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(
     assert 4000 < log.stat().st_size <= 4096
 
 
-def test_termination_log_on_a_full_disk_has_what_there_was_room_for(
+def test_termination_log_on_a_full_disk_is_partial(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.touch()

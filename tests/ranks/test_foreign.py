@@ -96,7 +96,14 @@ def test_tls_server_is_named(fake: Fake, certificate: Path) -> None:
 def test_store_of_torch_is_named(use_libuv: bool) -> None:
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, use_libuv=use_libuv)
+    store = TCPStore(
+        "127.0.0.1",
+        0,
+        2,
+        True,
+        wait_for_workers=False,
+        use_libuv=use_libuv,
+    )
     message, hint = failure(store.port)
     assert f"{LISTENS} is torch's store (TCPStore)" in message
     assert "start all ranks with distboot, or none of them" in hint
@@ -138,7 +145,7 @@ def test_silent_listener_is_no_secret_problem() -> None:
     assert MESH in hint
 
 
-def test_silent_web_server_is_named_while_the_rank_waits(
+def test_silent_web_server_is_named_while_waiting(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(worker, "_ASKED_AFTER", 0.4)
@@ -252,7 +259,7 @@ def test_missing_rank_behind_a_proxy_gets_the_remedy(rank0: StartRank0) -> None:
     assert error.hint.startswith("switch the PROXY protocol off for the port of rank 0; or look at")
 
 
-def test_missing_rank_beside_a_health_check_keeps_its_hint(rank0: StartRank0) -> None:
+def test_missing_rank_keeps_its_hint_beside_health_check(rank0: StartRank0) -> None:
     first = rank0(2, 1.0)
     refusal(peer(first.port, b"GET /healthz HTTP/1.1\r\n\r\n"))
     error = first.failed()

@@ -96,10 +96,12 @@ allocate()
         ),
     ],
 )
-def test_exit_code_comes_with_the_last_line_on_stderr(run: Run, script: str, said: str) -> None:
+def test_exit_code_comes_with_last_stderr_line(run: Run, script: str, said: str) -> None:
     done = run(
         *BY_WRAPPER,
-        train=f"import os, sys\nif os.environ['RANK'] == '1': {script}\nimport time; time.sleep(60)",
+        train=(
+            f"import os, sys\nif os.environ['RANK'] == '1': {script}\nimport time; time.sleep(60)"
+        ),
         env={"DISTBOOT_SECRET": "secret"},
     )
     assert done.returncode == 3
@@ -138,7 +140,7 @@ def test_variables_that_a_person_has_set_are_named(run: Run) -> None:
     ) in text
 
 
-def test_rank_that_is_not_known_is_in_no_line(run: Run) -> None:
+def test_unknown_rank_is_in_no_line(run: Run) -> None:
     env = {"RANK": "two", "WORLD_SIZE": "x"}
     *_, first, second, third, hint = run(
         sys.executable, "train.py", train=INIT, env=env
@@ -206,7 +208,7 @@ LOOPBACK = "MASTER_ADDR is 127.0.0.1, which works on one machine only"
     ],
     ids=["rank 0", "node 0", "node 1"],
 )
-def test_missing_ranks_and_nodes_are_called_what_they_are(
+def test_missing_ranks_and_nodes_are_named_correctly(
     distboot: Run, port: int, options: list[str], env: dict[str, str], texts: tuple[str, str]
 ) -> None:
     said, hint = texts

@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import ROOT, Run
+from inside import Options, Ready, Session, imported, preload
 from launched import needs_torch
 from ranks import HIDE, RunRanks
 from supervised import Start, until
 
 from distboot import DistbootError, detect
-from distboot.agent.session import Session
-from distboot.frameworks import Options, preload
-from distboot.frameworks._base import imported
-from distboot.rendezvous.messages import Ready
 
 pytestmark = needs_torch
 
@@ -73,13 +70,21 @@ with distboot.init() as again:
     assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
     assert (group, hosts) == ([0, 1, "gloo"], [socket.gethostname()])
     assert environ == {
-        "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
-def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> None:
-    script = "import distboot; distboot.init(); import torch.distributed as dist; dist.init_process_group('gloo')"
+def test_second_init_process_group_of_script_is_named(run: Run) -> None:
+    script = (
+        "import distboot; distboot.init(); import torch.distributed as dist; "
+        "dist.init_process_group('gloo')"
+    )
     result = run(sys.executable, "-c", script)
     *_, of_torch, said = result.stderr.splitlines()
     assert "trying to initialize the default process group twice!" in of_torch
@@ -97,7 +102,7 @@ def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
     assert "-x MASTER_ADDR=" in result.stdout
 
 
-def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None:
+def test_bare_mpirun_with_mpi4py_of_another_mpi(run: Run) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     # Not in a job of any MPI: a world of one
     code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))
@@ -133,7 +138,7 @@ def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
     assert int(result.stdout) != port
 
 
-def test_second_call_returns_the_same_and_says_what_has_no_effect(run: Run) -> None:
+def test_second_call_returns_the_same_and_warns(run: Run) -> None:
     script = """
 import distboot
 ctx = distboot.init("none")
@@ -146,7 +151,7 @@ distboot.init("none", timeout=5).close()
     assert (done.stdout, done.stderr) == ("True True\n", f"distboot: {said}\n")
 
 
-def test_refusal_shows_the_line_of_the_script_and_none_of_ours(run: Run) -> None:
+def test_refusal_shows_the_scripts_line_alone(run: Run) -> None:
     done = run(sys.executable, "-c", "import distboot\ndistboot.init('pytroch')\n")
     files = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
     assert len(files) == 2, done.stderr  # the script's, and init itself
@@ -280,17 +285,13 @@ def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_lacks_is_told_to_all_at_once(
-    run_ranks: RunRanks, tmp_path: Path, rank: int
-) -> None:
+def test_what_one_rank_lacks_reaches_all(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
     lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
     ended = run_ranks(_CODE, places=[lacking if each == rank else {} for each in range(2)])
     assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
-def test_rank_that_dies_before_the_framework_starts_is_named(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_rank_that_dies_before_the_framework_is_named(run_ranks: RunRanks, tmp_path: Path) -> None:
     places: list[dict[str, str]] = [{}, _broken_torch(tmp_path, "import os; os._exit(9)")]
     survivor, culprit = run_ranks("import distboot; distboot.init()", places=places)
     assert culprit.code == 9
@@ -301,7 +302,7 @@ def test_rank_that_dies_before_the_framework_starts_is_named(
     )
 
 
-def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
+def test_failing_import_is_reported_before_later_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -315,7 +316,7 @@ def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
         job.ready(lambda: (imported("torch"), Ready()))
 
 
-def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: Start) -> None:
+def test_ctrl_c_while_meeting_interrupts_the_script(start_init: Start) -> None:
     job = start_init("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     until(lambda: "ranks joined; missing: " in job.output(0))
     job.processes[0].send_signal(signal.SIGINT)
@@ -323,7 +324,7 @@ def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: St
     assert job.output(0).count("Traceback") == 1
 
 
-def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:
+def test_ctrl_c_ends_a_single_process_as_usual(run: Run) -> None:
     script = (
         "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
     )
@@ -344,6 +345,6 @@ raise OfAnotherLibrary
 @pytest.mark.parametrize(
     ("script", "code"), [("distboot.init('none')", 78), (_CAUGHT, 1)], ids=["ours", "of others"]
 )
-def test_only_an_error_of_init_sets_the_exit_code(run: Run, script: str, code: int) -> None:
+def test_only_errors_of_init_set_the_exit_code(run: Run, script: str, code: int) -> None:
     done = run(sys.executable, "-c", f"import distboot\n{script}", env={"WORLD_SIZE": "4"})
     assert done.returncode == code, done.stderr

@@ -43,9 +43,13 @@ def environ(clean_env: dict[str, str], port: int) -> dict[str, str]:
 def other(environ: Mapping[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Rank 1, which is an ordinary script."""
     with subprocess.Popen(
-        [sys.executable, "-c", _OTHER], env={**environ, "RANK": "1"}, cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", _OTHER],
+        env={**environ, "RANK": "1"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         yield process
         process.kill()
 
@@ -66,9 +70,15 @@ def test_exception_at_a_prompt_is_no_failure(
         (tmp_path / "script.py").write_text("\n".join(cells[:3]))
         cells = cells[3:]
     session = subprocess.run(
-        [sys.executable, *_INTERACTIVE[how]], env={**environ, "HOME": str(tmp_path)}, cwd=tmp_path, timeout=60,
-        input="\n".join([*cells, ""]), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *_INTERACTIVE[how]],
+        env={**environ, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        timeout=60,
+        input="\n".join([*cells, ""]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     said = other.communicate(timeout=60)[0]
     assert (session.returncode, other.returncode) == (0, 0), session.stderr + said
     assert "ZeroDivisionError" in session.stdout + session.stderr

@@ -41,7 +41,14 @@ MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for r
 
 
 def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0") -> Position:
-    return Position(1, since, {group: count} if count else {}, 0, 0, stacks)
+    return Position(
+        1,
+        since,
+        {group: count} if count else {},
+        0,
+        0,
+        stacks,
+    )
 
 
 def described(late: Late, positions: dict[int, Position]) -> str:
@@ -51,43 +58,89 @@ def described(late: Late, positions: dict[int, Position]) -> str:
 
 # What is said of each, if it is not said as of another one.
 CASES: list[tuple[list[Position], Late | None, str]] = [
-    ([at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)], Late([3], [0, 1, 2], "0"),
-     ("waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
-     "(train.py:84), collective operation 1,968, rank 3 has begun 1,967")),
-    ([at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))], Late([1, 3], [0, 2], "0"),
-     ("waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a signal; "
-     "rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have begun 8")),
+    (
+        [at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)],
+        Late([3], [0, 1, 2], "0"),
+        (
+            "waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
+            "(train.py:84), collective operation 1,968, rank 3 has begun 1,967"
+        ),
+    ),
+    (
+        [at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
+        Late([1, 3], [0, 2], "0"),
+        (
+            "waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), "
+            "rank 3 is stopped by a signal; rank 0 waits in all_reduce (train.py:84), "
+            "rank 2 waits, collective operation 9, ranks 1, 3 have begun 8"
+        ),
+    ),
     # It is late for its own group, and the other group waits for nobody.
-    ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
-     Late([1], [0], "1"), ""),
+    (
+        [
+            at(5, REDUCES, group="1"),
+            at(4, LOADS, group="1"),
+            at(9, REDUCES, group="2"),
+            at(9, REDUCES, group="2"),
+        ],
+        Late([1], [0], "1"),
+        "",
+    ),
     # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
-    ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
-      replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")], Late([3], [2], "d"), ""),
+    (
+        [
+            replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}),
+            at(5, LOADS, 10.0, group="c"),
+            replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}),
+            at(8, LOADS, group="d"),
+        ],
+        Late([3], [2], "d"),
+        "",
+    ),
     # Two wait for each other, each in another group.
-    ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
-     Late([], [0, 1]), ""),
+    (
+        [
+            replace(at(5, REDUCES), counts={"a": 5, "b": 3}),
+            replace(at(5, SENDS), counts={"a": 4, "b": 4}),
+        ],
+        Late([], [0, 1]),
+        "",
+    ),
     # Just now; and all at the same collective operation, at which nobody waits, or all.
     ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None, ""),
     ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None, ""),
-    ([at(8, REDUCES)] * 4, Late([], [0, 1, 2, 3]),
-     ("waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); the network between them, or a "
-     "device, may not answer")),
+    (
+        [at(8, REDUCES)] * 4,
+        Late([], [0, 1, 2, 3]),
+        (
+            "waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); "
+            "the network between them, or a device, may not answer"
+        ),
+    ),
     # Another one, of the same number.
-    ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]),
-     ("waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
-     "(train.py:84)")),
+    (
+        [at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)],
+        Late([], [0, 1, 2, 3]),
+        (
+            "waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
+            "(train.py:84)"
+        ),
+    ),
     # Another one, which another rank has left already.
     ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
     ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0"), ""),
     # None waits for another, and none does anything.
-    ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], []),
-     "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)"),
+    (
+        [replace(at(8, LOADS), idle=AFTER)] * 4,
+        Late([0, 1, 2, 3], []),
+        "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)",
+    ),
     ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None, ""),
     # Nothing is counted: only the stacks say it, and a rank without one says nothing.
     ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3]), ""),
     ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None, ""),
     ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None, ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("positions", "late", "said"), CASES)
@@ -99,7 +152,7 @@ def test_ranks_that_do_not_come_are_late(
     assert late is None or said in ("", described(late, found))
 
 
-def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
+def test_busy_rank_without_numbers_waits_at_same_stack() -> None:
     spins = {0: at(0, REDUCES, 0.0), 1: at(0, LOADS)}
     assert find_late(spins, {}, AFTER) is None
     assert find_late(spins, spins, AFTER) == Late([1], [0])
@@ -108,7 +161,7 @@ def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
     assert find_late({**spins, 0: has_left_a_barrier}, spins, AFTER) is None
 
 
-def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places() -> None:
+def test_idle_ranks_at_the_same_places_stand_still() -> None:
     idle = {0: replace(at(0, LOADS), idle=AFTER), 1: replace(at(0, COMPUTES), idle=AFTER)}
     assert find_late(idle, {}, AFTER) is None
     late = find_late(idle, idle, AFTER)
@@ -121,7 +174,7 @@ def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places()
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
-def test_stacks_are_read_only_where_they_may_tell_something() -> None:
+def test_stacks_are_read_only_where_they_help() -> None:
     assert all(
         may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None))
     )
@@ -129,7 +182,7 @@ def test_stacks_are_read_only_where_they_may_tell_something() -> None:
     assert not may_be_late({0: at(8, None), 1: at(8, None, 1.0)}, AFTER), "it moves"
 
 
-def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
+def test_rank_moves_with_a_number_or_by_working() -> None:
     movement = Movement(os.getpid(), 10.0, now=0.0)
     movement.take("0 5\n1 7", now=5.0)
     assert movement.counts == {"0": 5, "1": 7}
@@ -174,7 +227,8 @@ class Job0:
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
         self.watch = LateWatch(self)
-        self.positions, self.silent = positions, set[int]()
+        self.positions = positions
+        self.silent = set[int]()
 
     def stall(self, *looks: float) -> None:
         """Rank 0 says that it has stalled; the times are those at which the loop turns from then on."""
@@ -195,7 +249,7 @@ class Job0:
             self.watch.take(rank, answer, 100.0)
 
 
-def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
+def test_agent_without_an_answer_has_the_late_rank() -> None:
     job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
     job.silent = {1}
     job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
@@ -207,7 +261,7 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     )
 
 
-def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
+def test_ended_rank_is_named_where_others_wait() -> None:
     job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
     job.members[1].end = ExitStatus(code=0)
     job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
@@ -218,7 +272,7 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
     assert len(job.said) == 2
 
 
-def test_rank_that_has_ended_since_is_late_no_more() -> None:
+def test_rank_that_has_ended_is_not_late() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
     assert job.watch.wait is not None
@@ -230,7 +284,7 @@ def test_rank_that_has_ended_since_is_late_no_more() -> None:
     assert job.watch.wait.late == Late([], [0, 2])
 
 
-def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
+def test_question_of_a_user_keeps_pending_reports() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
     job.silent = {1}
@@ -242,7 +296,7 @@ def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
     assert len(shown) == 1
 
 
-def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
+def test_ranks_that_just_moved_are_not_reported() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0)
     job.positions = [at(9, LOADS, 0.0)] * 3
@@ -272,7 +326,7 @@ ABORT = ExitStatus(signal=signal.SIGABRT)
         (ABORT, 90.0, True, [1]),
     ],
 )
-def test_first_failure_is_the_rank_that_did_not_come(
+def test_first_failure_is_the_rank_not_arriving(
     end: ExitStatus, since: float, is_told_before: bool, blamed: list[int] | None
 ) -> None:
     job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
@@ -317,7 +371,7 @@ def notices(job: Job) -> str:
 
 
 @in_both_ways
-def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
+def test_late_rank_is_named_until_it_moves(start: Start, init: bool) -> None:
     job = start(
         TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE
     )
@@ -339,7 +393,7 @@ def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -
     assert events[-1]["event"] == "late_over"
 
 
-def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
+def test_timed_out_collective_blames_the_missing_rank(start: Start) -> None:
     script = "import datetime\n" + TRAIN.replace(
         '"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)'
     )
@@ -356,7 +410,7 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     assert "sidecar_start.py" not in job.output(0)
 
 
-def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
+def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
     hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
     job = start(TRAIN.format(does="until('never')"), ranks=3, framework="torch", **hangs)
     assert job.codes() == [143, 143, 143]
@@ -369,7 +423,7 @@ def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
     ("does", "after", "named"),
     [("pass", "2", False), ("time.sleep(0.1)", "2", True), ("time.sleep(0.1)", "0", False)],
 )
-def test_ranks_outside_of_collectives_are_named_if_none_works(
+def test_ranks_outside_collectives_are_named_if_none_works(
     start: Start, does: str, after: str, named: bool
 ) -> None:
     evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
@@ -416,7 +470,7 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
     assert "no agent " in refused.stderr
 
 
-def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: Start) -> None:
+def test_sigquit_to_a_wrapper_shows_the_stacks(start: Start) -> None:
     job = start(LOAD, ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
     job.all_ready()
     os.kill(job.processes[1].pid, signal.SIGQUIT)
@@ -425,13 +479,15 @@ def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: St
     assert job.finish() == [0, 0]
 
 
-def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
-    start: Start, distboot: Run
-) -> None:
+def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     job = f"job/{os.getpid()}"  # other tests have jobs, too
     for step in ("0", "1"):
-        one = start("Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step), ranks=2,
-                    AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
+        one = start(
+            "Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step),
+            ranks=2,
+            AZUREML_RUN_ID=f"{job}.{step}",
+            MASTER_PORT=str(free_port()),
+        )
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
     several = distboot("stacks", "--job", job)
     wanted = (

@@ -39,7 +39,7 @@ def _only(said: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: bool) -> None:
+def test_every_line_of_a_failing_job_is_json(run: Run, port: int, init: bool) -> None:
     secret = "s3cr\"et'\\word"
     env = {
         **MPI_ENV,
@@ -62,7 +62,8 @@ def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: 
     cause = _only(said, "root_cause")
     assert (cause["rank"], cause["ranks"], cause["is_failure"]) == (0, [1], True)
     assert cause["message"].startswith(
-        f"rank 1 failed first: uncaught exception: ValueError: boom ***, on {HOST}, in <module> (train.py:8)\n"
+        f"rank 1 failed first: uncaught exception: ValueError: boom ***, on {HOST}, "
+        "in <module> (train.py:8)\n"
     )
     assert cause["message"].endswith("\n  | ValueError: boom ***")
     assert "s3cr" not in json.dumps(said)
@@ -131,7 +132,7 @@ def test_hint_after_a_traceback(run: Run) -> None:
     assert hint["message"].startswith("python -m distboot run --pass-local-rank passes ")
 
 
-def test_events_on_the_page_are_those_in_the_code() -> None:
+def test_events_on_the_page_match_the_code() -> None:
     page = (
         (ROOT / "docs" / "reference" / "environment.md")
         .read_text()
@@ -153,7 +154,10 @@ def test_name_of_this_host_is_escaped(run: Run, how: str) -> None:
         "show": "-m distboot show",
         "doctor": "-m distboot doctor",
     }[how]
-    named = "import os, socket, sys; socket.sethostname(b'n\\x1b[31m\\x07'); os.execv(sys.executable, sys.argv[1:])"
+    named = (
+        "import os, socket, sys; socket.sethostname(b'n\\x1b[31m\\x07'); "
+        "os.execv(sys.executable, sys.argv[1:])"
+    )
     done = run(
         *("unshare", "--uts", sys.executable, "-c", named, sys.executable, *command.split()),
         train="import distboot\ndistboot.init('none', join_timeout=0.5)\n",

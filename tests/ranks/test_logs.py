@@ -16,7 +16,7 @@ from wrappers import HOST, PREFIX, PREFIXED, log_of, python, read_from, type_in,
 pytestmark = pytest.mark.usefixtures("buffered")
 
 
-def test_every_line_says_its_rank_and_host_and_keeps_its_stream(distboot: Run) -> None:
+def test_every_line_has_rank_host_and_stream(distboot: Run) -> None:
     text = (
         "print('loss 0.1'); print('careful', file=sys.stderr); print(); print('a\\r\\nb', end='')"
     )
@@ -28,7 +28,7 @@ def test_every_line_says_its_rank_and_host_and_keeps_its_stream(distboot: Run) -
     assert result.returncode == 0
 
 
-def test_without_the_options_the_child_has_our_own_streams(
+def test_without_options_the_child_keeps_our_streams(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     text = "print(os.fstat(1).st_ino, os.environ.get('PYTHONUNBUFFERED'))"
@@ -54,7 +54,7 @@ _PROMPT = (
     ],
     ids=["prompt"],
 )
-def test_line_comes_when_it_is_printed_and_its_beginning_too(
+def test_line_and_its_beginning_come_at_once(
     clean_env: dict[str, str], tmp_path: Path, text: str, shown: list[tuple[bytes, str]]
 ) -> None:
     with wrapped(clean_env, tmp_path, *PREFIXED, *python(text)) as wrapper:
@@ -74,7 +74,7 @@ def test_bytes_pass_unchanged(clean_env: dict[str, str], tmp_path: Path) -> None
     assert (tmp_path / "logs/rank-0.log").read_bytes().partition(b"\n")[2] == sent
 
 
-def test_line_of_10_mb_does_not_fill_the_memory(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_line_of_10_mb_fits_in_memory(clean_env: dict[str, str], tmp_path: Path) -> None:
     text = "sys.stdout.buffer.write(b'x' * 10_000_000); input()"
     with wrapped(clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(text)) as wrapper:
         size = len(PREFIX) + 10_000_000
@@ -128,10 +128,11 @@ def test_progress_bars_of_two_ranks_end_as_lines(run: Run) -> None:
     assert sorted(shown) == sorted(begin + line for begin in begins for line in expected)
 
 
-def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(
-    distboot: Run, tmp_path: Path
-) -> None:
-    text = "print('loss'); time.sleep(0.05); print('warning', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+def test_file_of_a_rank_has_streams_and_attempts(distboot: Run, tmp_path: Path) -> None:
+    text = (
+        "print('loss'); time.sleep(0.05); print('warning', file=sys.stderr); "
+        "sys.exit(int(sys.argv[1]))"
+    )
     begin = PREFIX.decode()
     for code in (3, 0):
         result = distboot("run", "--log-dir", "deep/logs", *PREFIXED, *python(text), str(code))
@@ -143,9 +144,7 @@ def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(
     assert log_of(tmp_path / "deep/logs") == ["loss", "warning", "", "loss", "warning"]
 
 
-def test_lines_of_the_two_streams_do_not_mix_in_the_file(
-    clean_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_lines_of_two_streams_do_not_mix(clean_env: dict[str, str], tmp_path: Path) -> None:
     text = "sys.stderr.write('50 %'); input(); print('epoch 1'); input(); sys.stderr.write(' done')"
     with wrapped(clean_env, tmp_path, "--log-dir=logs", "--", *python(text)) as wrapper:
         until(lambda: (tmp_path / "stderr").read_bytes() == b"50 %")
@@ -158,7 +157,10 @@ def test_lines_of_the_two_streams_do_not_mix_in_the_file(
 
 
 def test_streams_that_are_closed_still_reach_the_file(run: Run, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'echo out; echo err >&2; exit 7' >&- 2>&-"
+    command = (
+        f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'echo out; "
+        "echo err >&2; exit 7' >&- 2>&-"
+    )
     assert run("bash", "-c", command).returncode == 7
     assert sorted(log_of(tmp_path / "logs")) == ["err", "out"]
 

@@ -15,10 +15,13 @@ pytestmark = pytest.mark.usefixtures("buffered")
 
 
 @pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("ABRT", 134), ("TERM", 143)])
-def test_last_output_and_code_of_a_child_that_is_killed(
+def test_killed_child_leaves_its_last_output_and_code(
     distboot: Run, tmp_path: Path, name: str, code: int
 ) -> None:
-    text = f"print('x' * 60000 + ' last words', end='', flush=True); os.kill(os.getpid(), signal.SIG{name})"
+    text = (
+        "print('x' * 60000 + ' last words', end='', flush=True); "
+        f"os.kill(os.getpid(), signal.SIG{name})"
+    )
     result = distboot(
         "run", "--log-dir", "logs", "--", "bash", "-c", 'ulimit -c 0; exec "$@"', "-", *python(text)
     )
@@ -26,7 +29,7 @@ def test_last_output_and_code_of_a_child_that_is_killed(
     assert log_of(tmp_path / "logs") == [result.stdout]
 
 
-def test_reader_that_goes_away_ends_the_child_as_without_us(
+def test_reader_that_leaves_ends_the_child_normally(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     with wrapped(clean_env, tmp_path, *PREFIXED, "yes") as wrapper:
@@ -37,7 +40,7 @@ def test_reader_that_goes_away_ends_the_child_as_without_us(
     assert (tmp_path / "stderr").read_bytes() == b""
 
 
-def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(
+def test_leftovers_of_the_child_do_not_keep_wrapper(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     with wrapped(
@@ -50,9 +53,7 @@ def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(
         os.kill(left_behind, signal.SIGKILL)
 
 
-def test_reader_that_stops_blocks_the_child_and_not_its_supervision(
-    clean_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_stalled_reader_blocks_only_the_child(clean_env: dict[str, str], tmp_path: Path) -> None:
     script = """
 signal.signal(signal.SIGUSR1, lambda *_: open("got", "w"))
 with open("pid.part", "w") as file:
@@ -77,7 +78,10 @@ while True:
     os.close(writer)
     with open(reader, "rb") as late:
         shown = late.read().count(b"\n")
-    said = "warning: standard output is not read: the end of the command's output is in the log file only"
+    said = (
+        "warning: standard output is not read: the end of the command's output is "
+        "in the log file only"
+    )
     assert (tmp_path / "stderr").read_text() == f"distboot: {said}\n"
     lines = log_of(tmp_path / "logs")
     assert len(lines) > shown
@@ -87,7 +91,7 @@ while True:
 @pytest.mark.parametrize(
     "node", [[], ["--nproc-per-node=1", "--join-timeout=60"]], ids=["rank", "node"]
 )
-def test_folder_that_cannot_be_written_is_an_error_on_all(
+def test_unwritable_folder_is_an_error_on_all(
     clean_env: dict[str, str], tmp_path: Path, port: int, node: list[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -113,8 +117,11 @@ def test_folder_that_cannot_be_written_is_an_error_on_all(
     assert not node or os.listdir(tmp_path / "logs") == []
 
 
-def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_path: Path) -> None:
-    wrapper = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in $(seq 100); do seq 100; done'"
+def test_full_disk_is_reported_once_and_command_continues(run: Run, tmp_path: Path) -> None:
+    wrapper = (
+        f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in "
+        "$(seq 100); do seq 100; done'"
+    )
     # Of a kB: beyond it the kernel says EFBIG
     result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")
     assert result.stdout == "".join(f"{n}\n" for n in range(1, 101)) * 100

@@ -14,10 +14,10 @@ from launched import needs_torch
 from tensorflows import ByHand
 
 from distboot.script.patches import GROUPS, Patch
-from distboot.script.workers import VARIABLE as SHIELD
 
 PATCHES = [patch for group in GROUPS for patch in group.patches]
 DETECTION = "DISTBOOT_FAILURE_DETECTION"
+SHIELD = "DISTBOOT_SHIELD_WORKERS"
 
 # Calls that change a process, and cannot be seen in it
 CALLS = {
@@ -43,11 +43,11 @@ ELSEWHERE = {
             "agent/logs.py",
             "agent/returning.py",
             "agent/sidecar.py",
-            "agent/supervisor.py",
+            "agent/wrapper_signals.py",
         ),
         "the agent",
     ),
-    "rendezvous/join.py": "the agent",
+    "rendezvous/ports.py": "the agent",
     "__main__.py": "the wrapper",
 }
 NOT_IN_A_SCRIPT = {
@@ -56,23 +56,35 @@ NOT_IN_A_SCRIPT = {
 }
 
 _PROBE = f"""
-import functools, json, os, signal, sys, threading, types
+import functools, inspect, json, os, signal, sys, threading, types
 from pathlib import Path
 
 OURS = {str(PACKAGE)!r}
 
-def is_ours(value):
+def plain_function(value):
     while type(value) is functools.partial:
         value = value.func
-    value = value.__func__ if type(value) is types.MethodType else value
+    return value.__func__ if type(value) is types.MethodType else value
+
+def is_ours(value):
+    value = plain_function(value)
     return type(value) is types.FunctionType and value.__code__.co_filename.startswith(OURS)
+
+def excepthooks():
+    hook = sys.excepthook
+    while is_ours(hook):
+        file = plain_function(hook).__code__.co_filename
+        yield f"sys.excepthook of {{os.path.relpath(file, OURS)}}"
+        hook = hook.args[0] if type(hook) is functools.partial else inspect.getclosurevars(hook).nonlocals["before"]
 
 def patched_names():
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("__main__", "__mp_main__", "distboot", "_distboot", "sitecustomize"):
             continue
         for key, value in list(vars(module).items()):
-            if is_ours(value):
+            if value is sys.excepthook:
+                yield from excepthooks()
+            elif is_ours(value):
                 yield f"{{name}}.{{key}}"
             elif isinstance(value, type) and value.__module__ == name:
                 yield from (f"{{name}}.{{key}}.{{inner}}" for inner, own in vars(value).items() if is_ours(own))
@@ -106,6 +118,13 @@ import distboot
 ctx = distboot.init("none", join_timeout=60)
 write("init")
 """
+_FAILED_INIT = """
+import distboot
+try:
+    distboot.init("none", launcher="slurm", join_timeout=60)
+except distboot.DistbootError:
+    write("failed")
+"""
 _READ = """
 getattr(ctx, "preempted")
 write("read")
@@ -124,6 +143,7 @@ def start_workers():
 """
 SCRIPTS = {
     "alone": _INIT,
+    "failed init": _FAILED_INIT,
     "init": _INIT,
     "read": _INIT + _READ,
     "read in a thread": "import threading\ndef run():\n    "
@@ -162,13 +182,20 @@ def _names(patches: list[Patch]) -> set[str]:
 def test_every_patch_of_a_process_has_its_row(by_hand: ByHand, script: str) -> None:
     found = _find(by_hand, script, DISTBOOT_STOP_SIGNALS="USR1", **{SHIELD: "1"})
     assert found <= _names(PATCHES)
-    assert "sys.excepthook" in found
+    assert [name for name in found if name.startswith("sys.excepthook of ")]
 
 
 @needs_torch
 def test_every_row_is_found_in_a_process(by_hand: ByHand) -> None:
     found: set[str] = set()
-    for script in ("alone", "read in a thread", "workers", "workers below the wrapper", "torch"):
+    for script in (
+        "alone",
+        "failed init",
+        "read in a thread",
+        "workers",
+        "workers below the wrapper",
+        "torch",
+    ):
         found |= _find(by_hand, script, DISTBOOT_STOP_SIGNALS="USR1", **{SHIELD: "1"})
     assert _names(PATCHES) - found == set()
 
@@ -201,7 +228,7 @@ def _calls(path: Path) -> set[str]:
     return calls & CALLS
 
 
-def test_every_call_that_changes_a_process_has_its_row() -> None:
+def test_every_call_that_changes_processes_is_listed() -> None:
     in_source: set[tuple[str, str]] = set()
     for path in PACKAGE.rglob("*.py"):
         file = path.relative_to(PACKAGE).as_posix()

@@ -115,14 +115,14 @@ with distboot.init("none", join_timeout=60) as ctx:
 """
 
 
-def test_uneven_nodes_meet_once_and_the_scripts_find_their_agents(two_nodes: Nodes) -> None:
+def test_uneven_nodes_meet_once_with_their_agents(two_nodes: Nodes) -> None:
     lines, stderr = two_nodes(_MEET)
     assert sorted(lines) == ["0 0", "0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]
     assert "summary: 3 ranks on 2 nodes" in stderr
     assert stderr.count("distboot:") == 1, "nothing else is said"
 
 
-def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Nodes) -> None:
+def test_exit_code_is_that_of_the_first_failure(two_nodes: Nodes) -> None:
     lines, stderr = two_nodes(
         _MEET + "    sys.exit(7 if ctx.rank == 2 else __import__('time').sleep(100))\n"
     )
@@ -138,8 +138,11 @@ def test_unmodified_script_is_watched_too(two_nodes: Nodes, tmp_path: Path) -> N
     assert json.loads((tmp_path / "job.json").read_text())["launcher"] == "distboot"
 
 
-def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Nodes) -> None:
-    script = "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c in 'x' * 99 + chr(10)]\n"
+def test_lines_of_ranks_stay_whole_with_prefix(two_nodes: Nodes) -> None:
+    script = (
+        "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c "
+        "in 'x' * 99 + chr(10)]\n"
+    )
     lines, _ = two_nodes(script, "--log-prefix")
     host = os.uname().nodename
     assert sorted(lines[:-1]) == sorted(
@@ -153,7 +156,7 @@ def test_port_that_somebody_else_has_fails_no_job(two_nodes: Nodes) -> None:
     assert lines[-1] == "0 0", stderr
 
 
-def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, port: int) -> None:
+def test_missing_node_and_misplaced_rank_are_named(distboot: Run, run: Run, port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = distboot(
         "run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", train="", env=env
@@ -168,17 +171,18 @@ def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, 
     ), done.stderr
 
 
-def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_commands(
-    run: Run, port: int
-) -> None:
+def test_file_limit_is_raised_for_ranks_alone(run: Run, port: int) -> None:
     node = f"{sys.executable} -m distboot run --log-dir logs --nproc-per-node"
-    both = f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 -- sh -c 'ulimit -Sn'; wait $!"
+    both = (
+        f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 "
+        "-- sh -c 'ulimit -Sn'; wait $!"
+    )
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = run("bash", "-c", both, env=env)
     assert (done.returncode, done.stdout) == (0, "64\n" * 17), done.stderr
 
 
-def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -> None:
+def test_variable_equals_option_and_skips_the_ranks(run: Run) -> None:
     env = {"DISTBOOT_NPROC_PER_NODE": "2"}
     for more, ranks in ([], "01"), (["--nproc-per-node", "3"], "012"):
         script = "echo $RANK/$WORLD_SIZE:$DISTBOOT_NPROC_PER_NODE"
@@ -206,10 +210,13 @@ def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user with no other process")
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-def test_limit_of_processes_that_is_too_low_is_an_error(run: Run, limit: int) -> None:
+def test_low_limit_of_processes_is_an_error(run: Run, limit: int) -> None:
     # The capabilities let that user read this Python, wherever it is.
     reads = "+dac_override,+dac_read_search"
-    user = f"--reuid {61000 + os.getpid() % 4000} --clear-groups --inh-caps {reads} --ambient-caps {reads}"
+    user = (
+        f"--reuid {61000 + os.getpid() % 4000} --clear-groups --inh-caps {reads} "
+        f"--ambient-caps {reads}"
+    )
     ranks = f"{sys.executable} -m distboot run --nproc-per-node 2 -- sleep 60"
     done = run("setpriv", *user.split(), "bash", "-c", f"ulimit -u {limit}; exec {ranks}")
     assert done.returncode in (78, 126)
@@ -219,7 +226,7 @@ def test_limit_of_processes_that_is_too_low_is_an_error(run: Run, limit: int) ->
     assert "Traceback" not in done.stderr
 
 
-def test_limit_of_files_that_is_too_low_for_the_ranks_is_an_error(run: Run) -> None:
+def test_low_limit_of_files_is_an_error(run: Run) -> None:
     done = run(
         "bash",
         "-c",

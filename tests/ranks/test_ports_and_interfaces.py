@@ -19,9 +19,8 @@ from rendezvous_peers import plan_for, record
 
 from distboot import DistbootError, detect
 from distboot.host import network, sockets
-from distboot.rendezvous import join
-from distboot.rendezvous.join import PortInUse, PortLease, listening
 from distboot.rendezvous.plan import candidate_ports
+from distboot.rendezvous.ports import PortInUse, PortLease, describe_holder, listening
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
 
@@ -36,7 +35,7 @@ def _plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]
     return {**job, "DISTBOOT_JOIN_TIMEOUT": "30", **more}
 
 
-def test_ports_are_the_same_on_all_ranks_and_begin_with_the_one_that_is_given() -> None:
+def test_ports_agree_and_begin_with_the_given() -> None:
     ports = [candidate_ports(detect(_plain(rank, 4, 29500))) for rank in range(4)]
     assert ports[0][0] == 29500
     assert len(set(ports[0])) == 5
@@ -44,13 +43,13 @@ def test_ports_are_the_same_on_all_ranks_and_begin_with_the_one_that_is_given() 
     assert not set(ports[0]) & set(candidate_ports(detect(_plain(0, 4, 29501))))
 
 
-def test_port_of_the_agent_of_torchrun_is_left_to_it() -> None:
+def test_port_of_torchruns_agent_is_left_alone() -> None:
     placement = detect(one("torchrun-2.13.0/1node_4procs", 2))
     assert placement.master_port not in candidate_ports(placement)
     assert len(candidate_ports(placement)) == 5
 
 
-def test_listener_answers_both_families_and_its_port_can_be_had_again_at_once(port: int) -> None:
+def test_listener_serves_both_families_and_frees_its_port(port: int) -> None:
     with listening(port) as listener:
         for host in ("127.0.0.1", "::1"):
             client = socket.create_connection((host, port))
@@ -107,7 +106,7 @@ def test_wrapper_keeps_other_jobs_from_its_port(
             process.communicate("")
 
 
-def test_second_rank_0_of_a_job_is_a_duplicate_not_a_stranger(run: Run, port: int) -> None:
+def test_second_rank_0_is_a_duplicate(run: Run, port: int) -> None:
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda _: run(*SHOW_JOB, env=_plain(0, 2, port)), range(2)))
     for each in done:
@@ -148,9 +147,7 @@ def test_process_that_holds_a_port_is_named(port: int) -> None:
     assert "secret" not in found
 
 
-def test_port_of_another_user_is_named_by_its_answer(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_port_is_named_by_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whose files cannot be seen
     monkeypatch.setattr(sockets, "listener", lambda _: "")
     with socket.create_server(("127.0.0.1", port)) as server:
@@ -162,11 +159,11 @@ def test_port_of_another_user_is_named_by_its_answer(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert join._held_by(port) == (
+        assert describe_holder(port) == (
             ": the process that listens there is an SSH server ('SSH-2.0-x')"
         )
         thread.join()
-    assert join._held_by(port) == ""
+    assert describe_holder(port) == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")

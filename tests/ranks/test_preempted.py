@@ -91,7 +91,7 @@ if rank in (1, 2):
 
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 @pytest.mark.parametrize("asks", ["signal", "request_stop"])
-def test_next_context_is_told_of_a_signal_as_well(start: Start, init: bool, asks: str) -> None:
+def test_next_context_receives_an_earlier_signal(start: Start, init: bool, asks: str) -> None:
     script = """
 while not ctx.preempted:
     ready()
@@ -131,9 +131,7 @@ Path(f"stopped-{rank}").write_text(str(step))
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(
-    run_ranks: RunRanks, ask: str, ranks: int
-) -> None:
+def test_next_read_is_true_but_not_in_forks(run_ranks: RunRanks, ask: str, ranks: int) -> None:
     script = """
 import os, signal, time, distboot
 ctx = distboot.init("none")
@@ -156,7 +154,7 @@ assert ctx.preempted
         assert rank.code == 0, rank.err
 
 
-def test_agent_that_is_frozen_is_left_behind_and_named(start_init: Start) -> None:
+def test_frozen_agent_is_left_behind_and_named(start_init: Start) -> None:
     job = start_init(READS, ranks=3, DISTBOOT_GRACE="3", DISTBOOT_STOP_SIGNALS="USR1")
     job.all_ready()
     frozen = sidecar_of(job, 2)

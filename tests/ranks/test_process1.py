@@ -82,9 +82,7 @@ def test_other_signals_in_the_rendezvous(
 
 
 @in_modes(PROCESS_1)
-def test_term_while_the_address_of_rank_0_does_not_resolve(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_term_while_the_address_is_unresolved(clean_env: dict[str, str], mode: Mode) -> None:
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "61000"}
     with wrapped(mode, {**clean_env, **job}, "true") as wrapper:
         wrapper.read_until("does not resolve yet")
@@ -93,9 +91,7 @@ def test_term_while_the_address_of_rank_0_does_not_resolve(
 
 
 @in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_child_that_ignores_term_is_killed_after_the_grace(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_child_that_ignores_term_is_killed_later(clean_env: dict[str, str], mode: Mode) -> None:
     script = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -145,9 +141,7 @@ def test_children_of_the_child_get_term_after_it(
 
 
 @in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_second_term_does_not_wait_for_children_of_the_child(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_second_term_does_not_wait_for_grandchildren(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(
         mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "1000"]
     ) as wrapper:
@@ -189,7 +183,10 @@ os._exit(43)
 
 @in_modes(*IN_CONTAINERS)
 def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
-    shows = "import os; os.write(2, ' '.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
+    shows = (
+        "import os; os.write(2, ' "
+        "'.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
+    )
     closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
     mode = replace(mode, above=(*mode.above, *closed))  # tini itself does not start without them
     with wrapped(mode, clean_env, *python(shows)) as wrapper:
@@ -199,9 +196,7 @@ def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
 @pytest.mark.parametrize(
     "before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"]
 )
-def test_every_exit_code_and_every_signal_that_ends_the_child(
-    run: Run, before: Sequence[str]
-) -> None:
+def test_every_exit_code_and_signal_of_the_child(run: Run, before: Sequence[str]) -> None:
     script = """
 import signal, sys
 from distboot.cli.main import main

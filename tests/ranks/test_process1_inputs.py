@@ -66,7 +66,10 @@ with distboot.init("none") as ctx:
     ctx.barrier()
 sys.stdout.write(f"{ctx.rank} of {ctx.world_size}\\n")
 """
-_FAILS = "import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()"
+_FAILS = (
+    "import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), "
+    "signal.SIGKILL)\nsignal.pause()"
+)
 
 
 @contextmanager
@@ -80,7 +83,8 @@ def _two(
         "MASTER_PORT": str(port),
         "HOME": "/nonexistent",
     }
-    command, before = [sys.executable, "-c", program], _CONTAINERS[container]
+    command = [sys.executable, "-c", program]
+    before = _CONTAINERS[container]
     with (
         wrapped(mode, {**env, **job, "RANK": "0"}, *command, before=before) as rank_0,
         wrapped(mode, {**env, **job, "RANK": "1"}, *command, before=before) as rank_1,

@@ -24,9 +24,7 @@ for line in sys.stdin:
 
 
 @in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
-def test_keys_and_signals_of_the_runtime_reach_the_child_once(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_keys_and_runtime_signals_reach_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
         # In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
@@ -47,7 +45,7 @@ def test_keys_and_signals_of_the_runtime_reach_the_child_once(
 
 
 @in_modes(*SUPERVISED, EXEC_PROCESS_1)
-def test_ctrl_z_does_not_stop_the_container_for_good(clean_env: dict[str, str], mode: Mode) -> None:
+def test_ctrl_z_never_stops_the_container_forever(clean_env: dict[str, str], mode: Mode) -> None:
     # There is no shell to continue it. Below an init it is stopped, and CONT for process 1 continues all of it.
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
@@ -78,16 +76,21 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
 
 
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_ctrl_c_ends_all_ranks_without_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
     script = """
 import time
 def train():
     print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
 train()
 """
-    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
+    with wrapped(
+        mode,
+        clean_env,
+        sys.executable,
+        "-c",
+        script,
+        terminal=True,
+    ) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")
@@ -102,9 +105,7 @@ train()
 
 
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_shows_one_prefix_also_with_torchs_hook(
-    clean_env: dict[str, str], mode: Mode
-) -> None:
+def test_ctrl_c_shows_one_prefix_with_torchs_hook(clean_env: dict[str, str], mode: Mode) -> None:
     pytest.importorskip("torch")
     script = """
 import time, distboot
@@ -113,7 +114,14 @@ def train():
     print("ready", flush=True); time.sleep(100)
 train()
 """
-    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
+    with wrapped(
+        mode,
+        clean_env,
+        sys.executable,
+        "-c",
+        script,
+        terminal=True,
+    ) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")

@@ -95,11 +95,18 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
         for how, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
     }
     assert found == {
-        "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
-        "test_killed": "FAILED", "test_as_slurm_starts_it": "PASSED", "test_fails_on_the_second_node": "FAILED",
-         "test_hangs": "FAILED", "test_skipped": "SKIPPED", "test_expected": "XFAIL",
-        "test_broken_fixture": "ERROR", "test_without_ranks": "PASSED",
-    }, out  # fmt: skip
+        "test_together": "PASSED",
+        "test_fails_in_one[0]": "FAILED",
+        "test_fails_in_one[2]": "FAILED",
+        "test_killed": "FAILED",
+        "test_as_slurm_starts_it": "PASSED",
+        "test_fails_on_the_second_node": "FAILED",
+        "test_hangs": "FAILED",
+        "test_skipped": "SKIPPED",
+        "test_expected": "XFAIL",
+        "test_broken_fixture": "ERROR",
+        "test_without_ranks": "PASSED",
+    }, out
     for rank in (0, 2):
         assert f"said by {rank}" in out
         assert f"rank {rank} of 3" in out
@@ -114,9 +121,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_what_a_module_has_set_up_ends_with_its_last_test(
-    run: Run, tmp_path: Path, closes: bool
-) -> None:
+def test_setup_of_a_module_ends_with_it(run: Run, tmp_path: Path, closes: bool) -> None:
     script = """
 import os, pytest
 

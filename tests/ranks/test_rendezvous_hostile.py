@@ -129,7 +129,7 @@ LONG = framed(f'{{"x":[{"0," * 70_000}0]}}')
         (True, _compressed(altered(MEMBERS, nodes=[[[0, 9999999]]])), "too many ranks"),
     ],
 )
-def test_somebody_who_is_not_rank_0_is_not_believed(
+def test_impostor_of_rank_0_is_not_trusted(
     welcomes: bool, data: bytes, why: str, fake: Fake
 ) -> None:
     somebody = fake(_saying(data, welcomes=welcomes))
@@ -141,7 +141,7 @@ def test_somebody_who_is_not_rank_0_is_not_believed(
 
 
 @pytest.mark.parametrize("says", ["nothing", "welcome", "membership"])
-def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: Fake) -> None:
+def test_silence_and_trickle_end_at_the_join_timeout(says: str, fake: Fake) -> None:
     def talk(connection: socket.socket) -> None:
         while says == "nothing" and connection.recv(65536):
             pass
@@ -158,7 +158,7 @@ def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: 
     assert "a process listens there, and does not answer as rank 0" in error.message
 
 
-def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake) -> None:
+def test_rank_0_that_ended_while_joining_is_reported(fake: Fake) -> None:
     somebody = fake(welcome)
     error = Rank(somebody.port, record(1, 3), 0.5).failed()
     assert error.code == "missing-rank"
@@ -166,7 +166,7 @@ def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake
     assert error.hint.startswith("look at the output of rank 0: it ended, or was stopped")
 
 
-def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
+def test_membership_and_error_in_one_segment_are_read(fake: Fake) -> None:
     failure = ("framework-not-installed", "rank 0 on 'a': torch is not installed", "hint")
     somebody = fake(_saying(OPEN.sign(MEMBERS) + OPEN.sign(Failed(failure))))
     error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
@@ -190,7 +190,7 @@ def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
     assert (error.code, "sends a broken Go" in error.message) == ("rank-failed", True)
 
 
-def test_error_with_a_code_of_a_newer_version_is_told(fake: Fake) -> None:
+def test_error_of_a_newer_version_is_shown(fake: Fake) -> None:
     somebody = fake(_saying(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", "")))))
     error = Rank(somebody.port, record(1, 2)).failed()
     assert error.code == "rank-failed"
@@ -306,7 +306,7 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
         (HELLO + altered(record(1, 2), more=1), "sends a broken WorkerInfo"),
     ],
 )
-def test_who_does_not_belong_is_told_so_and_the_job_goes_on(
+def test_process_outside_the_job_is_refused(
     rank0: StartRank0, capfd: pytest.CaptureFixture[str], data: bytes, why: str
 ) -> None:
     first = rank0(2)
@@ -326,13 +326,13 @@ def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
         assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
 
 
-def test_other_version_is_nobodys_word_where_there_is_a_secret(rank0: StartRank0) -> None:
+def test_other_version_needs_the_secret_to_count(rank0: StartRank0) -> None:
     first = rank0(2, 600, "secret")
     assert "speaks version 99" in refusal(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
     assert Rank(first.port, record(1, 2), 20, "secret").met() == first.met()
 
 
-def test_who_does_not_report_in_time_is_sent_away(
+def test_silent_connection_is_closed_in_time(
     rank0: StartRank0, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.3)
@@ -343,7 +343,7 @@ def test_who_does_not_report_in_time_is_sent_away(
     assert Rank(first.port, record(1, 2)).met() == first.met()
 
 
-def test_more_strangers_than_there_is_room_for_do_not_keep_a_rank_out(rank0: StartRank0) -> None:
+def test_too_many_unauthenticated_peers_keep_nobody_out(rank0: StartRank0) -> None:
     first = rank0(2)
     strangers = [peer(first.port, data) for data in (HELLO[:3], *[b""] * 100)]
     peer(first.port, HELLO).close()
@@ -352,7 +352,7 @@ def test_more_strangers_than_there_is_room_for_do_not_keep_a_rank_out(rank0: Sta
         each.close()
 
 
-def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> None:
+def test_latecomer_gets_no_membership(rank0: StartRank0) -> None:
     first = rank0(2)
     before = peer(first.port, HELLO)  # has not reported when the roll call ends
     assert Rank(first.port, record(1, 2)).met()
@@ -367,7 +367,8 @@ def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> 
 def test_secret_is_needed_on_both_sides(
     rank0: StartRank0, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ours, others = "correct horse", "battery staple"
+    ours = "correct horse"
+    others = "battery staple"
     first = rank0(2, 20, ours)
     for wrong, why in (
         (others, "has another DISTBOOT_SECRET"),

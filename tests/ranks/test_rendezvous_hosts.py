@@ -50,7 +50,10 @@ def _knows(hosts: Hosts, host: str, names: Mapping[str, str]) -> None:
     """What a host finds in its /etc/hosts: name -> address."""
     text = "".join(f"{address} {name}\n" for name, address in names.items())
     own = f"/tmp/hosts-of-{host}"
-    mount = f"umount /etc/hosts; printf %s {shlex.quote(text)} > {own}; mount -n --bind {own} /etc/hosts"
+    mount = (
+        f"umount /etc/hosts; printf %s {shlex.quote(text)} > "
+        f"{own}; mount -n --bind {own} /etc/hosts"
+    )
     assert hosts.run(host, ["sh", "-c", mount]).returncode == 0
 
 
@@ -162,11 +165,11 @@ def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str
 
 
 @all_with("torch")
-def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
+def test_variables_for_interfaces_never_replace_given_ones(hosts3: Hosts) -> None:
     (hosts3.shared / "seen.py").write_text(
-        "import json, os, distboot\n"
-        "with distboot.init(join_timeout=60):\n"
-        "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
+        "import json, os, distboot\nwith distboot.init(join_timeout=60):\n"
+        "    names = [os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]\n"
+        "    print(json.dumps(names))\n"
     )
     done = _job(
         hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}}
@@ -195,11 +198,14 @@ def test_host_that_reaches_nobody_is_named_everywhere(
     assert {each.returncode for each in done.values()} == {75}
     for rank in (0, 1, 2):
         assert "missing: rank 3" in done[rank].stderr.splitlines()[-2]
-    said = f"rank 3 on nodec: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 4 s: {why}"
+    said = (
+        "rank 3 on nodec: rank 0 did not answer at nodea:29500 "
+        f"(from MASTER_ADDR) within 4 s: {why}"
+    )
     assert said in done[3].stderr
 
 
-def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) -> None:
+def test_host_cut_off_after_joining_is_named_everywhere(three: Hosts) -> None:
     (three.shared / "cut.py").write_text(
         "import subprocess, sys, distboot.agent.session as m\n"
         "ready = m.Session.ready\n"
@@ -220,7 +226,7 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
     )
 
 
-def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
+def test_late_resolving_name_is_waited_for_and_reported(three: Hosts) -> None:
     _knows(three, "nodeb", {})
     # Its errors go to a file, in which they can be seen at once.
     to_file = (
@@ -253,7 +259,7 @@ def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
     assert all("NCCL" not in done[rank].stderr for rank in (1, 2, 3))
 
 
-def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Hosts) -> None:
+def test_rank_0_on_another_host_is_reported(hosts3: Hosts) -> None:
     done = _job(
         hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3"
     )
@@ -266,7 +272,7 @@ def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Host
     )
 
 
-def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
+def test_two_rank_0_on_hosts_are_duplicates(hosts3: Hosts) -> None:
     ready = threading.Event()
 
     def first() -> dict[int, Done]:
@@ -286,7 +292,7 @@ def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
         assert "two processes are rank 0: " in each.stderr
 
 
-def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
+def test_wrapper_and_inner_init_warn_once(hosts3: Hosts) -> None:
     done = _job(hosts3, CYCLIC, *WRAPPER, "where.py", each={3: {"NCCL_IB_DISABLE": "1"}})
     assert _places(done) == EXACT[CYCLIC]
     assert (
@@ -294,7 +300,7 @@ def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
     )
 
 
-def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
+def test_exports_of_env_are_not_a_rendezvous(hosts3: Hosts) -> None:
     script = f'eval "$({sys.executable} -m distboot env)" && {sys.executable} where.py'
     shell = f"import os; os.execlp('sh', 'sh', '-c', {script!r})"
     done = _job(hosts3, ("nodea", "nodeb"), "-c", shell, each={1: {"NCCL_IB_DISABLE": "1"}})
@@ -312,7 +318,7 @@ def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
 
 
-def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
+def test_hosts_of_one_name_are_separate_nodes(three: Hosts) -> None:
     for host in NAMES:
         # As every container of one image may be called
         assert three.run(host, ["hostname", "pytorch"]).returncode == 0
@@ -334,7 +340,7 @@ def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     )
 
 
-def test_loopback_is_right_where_the_job_has_one_node(distboot: Run, port: int) -> None:
+def test_loopback_is_right_with_one_node(distboot: Run, port: int) -> None:
     job = {
         "RANK": "0",
         "WORLD_SIZE": "2",

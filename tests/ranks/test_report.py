@@ -73,7 +73,7 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
     )
 
 
-def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Start) -> None:
+def test_script_under_the_wrapper_reports_its_steps(start: Start) -> None:
     running = start(
         'import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")'
     )
@@ -101,9 +101,9 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     until((tmp_path / "job.html").exists, 20)
     page = (tmp_path / "job.html").read_text()
     assert (
-        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;"
-        in page
-    )
+        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is "
+        "&lt;b&gt;NaN&lt;/b&gt;"
+    ) in page
     report = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
     assert report["ranks"][1]["state"] == "failed first"
     assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
@@ -139,7 +139,7 @@ def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -> None:
+def test_job_that_fails_to_meet_lists_ranks(start: Start, way: str) -> None:
     more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
     # Of the wrapper, and of the script's init
     more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}
@@ -155,7 +155,7 @@ def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -
     assert report["ranks"][3]["steps"] == {}
 
 
-def test_rank_that_does_not_get_ready_is_told_apart() -> None:
+def test_rank_that_is_not_ready_is_distinguished() -> None:
     first = Rank0(record(0, 3, local_rank=0, node_rank=0, local_world_size=3), ready=Ready())
     problem = (
         "framework-not-installed",
@@ -192,7 +192,7 @@ def test_job_of_one_process(run: Run, distboot: Run, tmp_path: Path, way: str) -
     assert report["first_failure"]["traceback"].startswith("Traceback (most recent call last):")
 
 
-def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Path) -> None:
+def test_variable_has_no_effect_on_single_wrapper(distboot: Run, tmp_path: Path) -> None:
     # It may be an ENTRYPOINT around mpirun, whose ranks write a report of their own there.
     done = distboot("train.py", train="", env={"DISTBOOT_REPORT": "job.json"})
     assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
@@ -218,9 +218,13 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
     # As repr writes it, and where what is cut off of a long line would begin within it.
     script = FAILING % "raise KeyError('x' * 285 + os.environ['DISTBOOT_SECRET'] + 200 * 'x')"
     running = start(
-        script, 2, CULPRIT="1", DISTBOOT_SECRET="s3cr\u00e9t'\\word", DISTBOOT_REPORT="job.html",
+        script,
+        2,
+        CULPRIT="1",
+        DISTBOOT_SECRET="s3cr\u00e9t'\\word",
+        DISTBOOT_REPORT="job.html",
         TORCHELASTIC_ERROR_FILE="error.json",
-    )  # fmt: skip
+    )
     running.fail()
     path = running.folder / "job.html"
     until(path.exists, 20)
@@ -234,9 +238,7 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
     ("way", "number"),
     [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)],
 )
-def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
-    start: Start, way: str, number: signal.Signals
-) -> None:
+def test_rank_0_stopped_while_it_waits(start: Start, way: str, number: signal.Signals) -> None:
     running = start("", 1, init=way == "init", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     until(lambda: "1/2 ranks joined" in running.output(0))
     running.processes[0].send_signal(number)
@@ -249,7 +251,7 @@ def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
     assert report["stopped"]["text"] == f"stopped by an external {number.name}"
 
 
-def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
+def test_mistyped_world_size_makes_a_small_report(tmp_path: Path) -> None:
     log = begun(1 << 24, {0: {}, 2: {}})
     report = startup_report(
         log, None, DistbootError("missing-rank", "ranks are missing"), NOON + 300
@@ -264,9 +266,7 @@ PROTECTED = Path("/proc/sys/fs/protected_symlinks")
 
 @pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
 @pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
-    start: Start, way: str, path: str
-) -> None:
+def test_unwritable_report_is_an_error_before_start(start: Start, way: str, path: str) -> None:
     running = start("ready()", ranks=2, init=way == "init", DISTBOOT_REPORT=path)
     assert running.codes() == [74, 74]
     for rank in (0, 1):
@@ -275,7 +275,7 @@ def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
         assert not (running.folder / f"pid-{rank}").exists()
 
 
-def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+def test_earlier_report_survives_a_failed_write(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("earlier")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -294,7 +294,7 @@ def test_own_output_is_no_file_for_a_report(path: str) -> None:
     assert "a different file for each process" in str(unwritable(path))
 
 
-def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
+def test_link_stays_and_pipe_needs_no_reader(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("job.json")
     assert unwritable(str(tmp_path / "link.json")) is None
     write(str(tmp_path / "link.json"), {"outcome": "ended"})
@@ -304,7 +304,7 @@ def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> Non
     assert unwritable(str(tmp_path / "pipe")) is None
 
 
-def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+def test_report_keeps_the_permissions_it_replaces(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     for mode in (0o600, 0o666):
         path.touch()

@@ -19,8 +19,9 @@ from distboot.report.content import (
 from distboot.report.files import write
 
 pytestmark = [
-    pytest.mark.all, pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
-]  # fmt: skip
+    pytest.mark.all,
+    pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
+]
 
 HOSTILE = (
     '</script><!--<script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
@@ -88,7 +89,10 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     ):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
-    cells = "[...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    cells = (
+        "[...document.querySelectorAll('.cell[data-rank]')].map(one => "
+        "[+one.dataset.rank, one.dataset.state])"
+    )
     assert page.run(f"return {cells}") == [
         [rank, "missing" if rank == 5 else "joined"] for rank in range(16)
     ]
@@ -108,14 +112,19 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     ]
 
 
-def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
+def test_late_ranks_are_marked_with_all_positions(
     show: Callable[..., Browser],
 ) -> None:
-    said, places = (
-        "waiting for rank 1 (node-0) for 60 s: it is in load",
-        ["rank 1: load (a.py:3)", HOSTILE],
+    said = "waiting for rank 1 (node-0) for 60 s: it is in load"
+    places = ["rank 1: load (a.py:3)", HOSTILE]
+    log = begun(2, {}).at(
+        NOON + 60,
+        "late",
+        1,
+        ranks=[1],
+        text=said,
+        stacks=places,
     )
-    log = begun(2, {}).at(NOON + 60, "late", 1, ranks=[1], text=said, stacks=places)
     for rank, code in enumerate((1, 143)):
         exit_ = {
             "signal": None,
@@ -127,9 +136,12 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
             NOON + 90, "exited", rank, exit_code=code, **exit_
         )
     page = show(job_report(log, Membership(("node-0",), ((0, 1),)), Doubts(), NOON + 99))
-    assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
-        "failed later", "late",
-    ]  # fmt: skip
+    assert page.run(
+        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)"
+    ) == [
+        "failed later",
+        "late",
+    ]
     (text,) = page.texts("main")
     assert said in text
     assert page.texts("pre")[-1] == "\n".join(places)
@@ -137,34 +149,33 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(
-    show: Callable[..., Browser], size: int
-) -> None:
+def test_usual_value_is_shown_for_enough_ranks(show: Callable[..., Browser], size: int) -> None:
     step = {"step": "joined", "rank": 1, "seconds": 5.0, "median": 0.0, "said": "to reach rank 0"}
     (text,) = show(content(size, frozenset(), slowest=[step])).texts("main")
     said = "; half of all ranks took at most 0 ms" if size == 4 else ""
     assert f"Slowest: Rank 1 took 5.00 s to reach rank 0{said}.\n" in text
 
 
-def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(
+def test_missing_ranks_without_cell_and_ordered_events(
     show: Callable[..., Browser],
 ) -> None:
     page = show(content(2, frozenset(), unlisted=[[1, 1], [3, (1 << 24) - 1]]))
     (text,) = page.texts("main")
     assert "16777214 ranks are missing, and not in the map: 1, 3-16777215." in text
     assert page.texts("details:last-of-type summary") == ["All events"]
-    events = "return [...document.querySelectorAll('details:last-of-type td:nth-child(3)')].map(one => one.textContent)"
+    events = (
+        "return [...document.querySelectorAll('details:last-of-type "
+        "td:nth-child(3)')].map(one => one.textContent)"
+    )
     assert page.run(events) == ["rendezvous started", "joined", "joined"]
 
 
-def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(
+def test_bars_show_known_steps_and_nothing_else(
     show: Callable[..., Browser],
 ) -> None:
     page = show(content())
-    left, right = (
-        "parseFloat(one.style.left)",
-        "parseFloat(one.style.left) + parseFloat(one.style.width)",
-    )
+    left = "parseFloat(one.style.left)"
+    right = "parseFloat(one.style.left) + parseFloat(one.style.width)"
     rows = page.run(
         "return [...document.querySelectorAll('.row')].map(row => [...row.querySelectorAll('.track i')].map(one => "
         f"[one.className, Math.round({left}), Math.round({right})]))"
@@ -175,7 +186,7 @@ def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(
     assert rows[8] == rows[0]  # on one clock
 
 
-def test_whole_job_is_in_one_line_with_what_went_wrong(show: Callable[..., Browser]) -> None:
+def test_one_line_shows_the_job_and_problems(show: Callable[..., Browser]) -> None:
     def event(after: float, kind: str, rank: int | None, **details: object) -> dict[str, object]:
         return {"time": utc(NOON + after), "rank": rank, "event": kind, "details": details}
 
@@ -210,7 +221,7 @@ def test_job_without_a_timeline_has_no_strip(show: Callable[..., Browser]) -> No
     assert "The whole job" not in show(content(2, frozenset({0, 1}))).texts("h2")
 
 
-def test_process_that_is_older_than_the_job_does_not_hide_the_rest(
+def test_process_older_than_the_job_hides_nothing(
     show: Callable[..., Browser],
 ) -> None:
     report = content(2, frozenset())
@@ -230,7 +241,7 @@ def test_large_jobs_fit_every_window(
     assert _overflow(page) <= 0
 
 
-def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Browser]) -> None:
+def test_dark_scheme_is_only_for_the_screen(show: Callable[..., Browser]) -> None:
     colours = "const it = getComputedStyle(document.body); return [it.backgroundColor, it.color]"
     light = ["rgb(255, 255, 255)", "rgb(28, 32, 36)"]
     assert show(content()).run(colours) == light
@@ -238,7 +249,7 @@ def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Bro
     assert show(content(), dark=True, on_paper=True).run(colours) == light
 
 
-def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:
+def test_texts_of_a_rank_stay_text(show: Callable[..., Browser]) -> None:
     words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (
         1 << 20
     )

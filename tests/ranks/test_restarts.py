@@ -15,9 +15,9 @@ from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import ENDS, Job, Start, raised, until
 
+from distboot.agent.orphans import end_orphans
 from distboot.agent.restarts import Restarts
-from distboot.agent.supervisor import _end_orphans
-from distboot.base.procfs import MPI_LIBRARY
+from distboot.base.process import MPI_LIBRARY
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.root_cause import RankState, from_exit
@@ -86,7 +86,14 @@ def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> N
 _TWICE = _ROUND + "%s"
 REFUSED = {
     "usage error": ("sys.exit(2)", 2, r"exit code 2 \(a usage error\) would happen again"),
-    "broken environment": ("sys.exit(78)", 78, r"exit code 78 \(a broken environment\) would happen again"),
+    "broken environment": (
+        "sys.exit(78)",
+        78,
+        (
+            r"exit code 78 \(a broken environment\) "
+            r"would happen again"
+        ),
+    ),
     "error of ours": (
         "import distboot; distboot.init('no such')",
         2,
@@ -95,29 +102,39 @@ REFUSED = {
     "bug": (
         "raise ValueError(round_)",
         1,
-        r"it is the second failure at <module> \(train.py:\d+\) within \d s, which is a bug and not a fault",
+        (
+            r"it is the second failure at <module> \(train.py:\d+\) within \d s, which is "
+            r"a bug and not a fault"
+        ),
     ),
-    "exit code, again and again": ("sys.exit(3)", 3, r"it is the second failure with exit code 3 within \d s, "),
+    "exit code, again and again": (
+        "sys.exit(3)",
+        3,
+        (
+            r"it is the second failure with exit "
+            r"code 3 within \d s, "
+        ),
+    ),
     "fault, again and again": (KILL, 137, "--max-restarts 2 allows no more"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_a_restart_does_not_change_is_not_followed_by_one(start: Start, why: str) -> None:
+def test_permanent_failure_is_not_followed_by_restart(start: Start, why: str) -> None:
     how, code, said = REFUSED[why]
     job = start(_TWICE % f"if rank == 1: {how}\nelse: until('end')", 2, **_ENV)
     assert job.codes() == [code, code]
     assert re.search(f"no restart: {said}", job.output(0)), job.output(0)
 
 
-def test_other_failure_or_the_same_one_much_later_is_followed_by_a_restart(start: Start) -> None:
+def test_different_or_much_later_failure_is_restarted(start: Start) -> None:
     script = _TWICE % "if rank == 1 and round_ < 2:\n    sys.exit(3)\nelif round_ < 2: until('end')"
     job = start(script, 2, **_ENV, DISTBOOT_RESTART_WINDOW="0", DISTBOOT_RESTART_DELAY="0.2")
     assert job.codes() == [0, 0]
     assert "restart 2 of 2: round 1 ended" in job.output(0)
 
 
-def test_signal_between_two_rounds_does_not_end_the_wrapper(start: Start) -> None:
+def test_signal_between_rounds_leaves_the_wrapper_running(start: Start) -> None:
     job = start(_SCRIPT % "sys.exit(3)", **_ENV, DISTBOOT_RESTART_DELAY="2")
     job.all_ready()
     job.touch("fail")
@@ -128,7 +145,7 @@ def test_signal_between_two_rounds_does_not_end_the_wrapper(start: Start) -> Non
     assert f"rank 0 on {os.uname().nodename}: {said}" in job.output(0)
 
 
-def test_job_that_was_asked_to_end_is_not_started_again(start: Start) -> None:
+def test_job_asked_to_end_is_not_restarted(start: Start) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + _SCRIPT % ""
     job = start(script, **_ENV)
     job.all_ready()
@@ -137,7 +154,7 @@ def test_job_that_was_asked_to_end_is_not_started_again(start: Start) -> None:
     assert all(len(rounds(job, rank)) == 1 for rank in range(3))
 
 
-def test_agent_that_is_asked_to_end_while_it_waits_for_the_others_does_not_go_on(
+def test_waiting_agent_asked_to_end_does_so(
     start: Start,
 ) -> None:
     job = start(_SCRIPT % KILL, **_ENV)
@@ -162,7 +179,7 @@ def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
     assert [number for number, _ in rounds(job, 2)] == [0, 1]
 
 
-def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start) -> None:
+def test_leftovers_of_a_rank_are_gone_before_restart(start: Start) -> None:
     stubborn = """
 import subprocess
 if round_ == 0:
@@ -202,10 +219,10 @@ def test_what_cannot_be_ended_is_only_named(
         raise PermissionError(pid, number)
 
     with subprocess.Popen(["sleep", "99"]) as child:
-        monkeypatch.setattr("distboot.agent.supervisor._KILLED", 0.1)
-        monkeypatch.setattr("distboot.agent.supervisor._children", lambda: {child.pid, 1})
+        monkeypatch.setattr("distboot.agent.orphans._KILLED", 0.1)
+        monkeypatch.setattr("distboot.agent.orphans.children", lambda: {child.pid, 1})
         monkeypatch.setattr("os.kill", kill)
-        _end_orphans(0.1, {1})
+        end_orphans(0.1, {1})
         monkeypatch.undo()
         child.kill()
     assert (
@@ -234,7 +251,7 @@ time.time = lambda: _right() + (%d if os.access("fail", os.F_OK) else 0)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost: int) -> None:
+def test_agent_that_returns_is_the_same_rank(start: Start, lost: int) -> None:
     """As a pod that Kubernetes replaces: it knows of no earlier round."""
     job = start(_SCRIPT % "", **_ENV, DISTBOOT_SECRET="of this job")
     job.all_ready()
@@ -249,7 +266,7 @@ def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost:
     assert (failed["start"] is None) is (lost == 0)  # which only the agent knew that is lost
 
 
-def test_agent_that_is_lost_while_the_ranks_meet_again_may_come_once_more(start: Start) -> None:
+def test_agent_lost_while_meeting_may_return_once(start: Start) -> None:
     job = start(_SCRIPT % KILL, **_ENV, DISTBOOT_GRACE="1")
     job.all_ready()
     os.kill(job.processes[2].pid, signal.SIGSTOP)  # so that the others wait for it
@@ -276,7 +293,7 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
     assert "Round 1 did not start" in job.report()["headline"]
 
 
-def test_rank_0_that_does_not_come_again_is_named(start: Start) -> None:
+def test_rank_0_that_never_returns_is_named(start: Start) -> None:
     job = start(_SCRIPT % "", 2, **_ENV, DISTBOOT_JOIN_TIMEOUT="2", DISTBOOT_GRACE="0.5")
     job.all_ready()
     os.killpg(job.processes[0].pid, signal.SIGKILL)
@@ -287,7 +304,7 @@ def test_rank_0_that_does_not_come_again_is_named(start: Start) -> None:
     assert "set MASTER_ADDR" not in job.output(1)
 
 
-def test_agents_of_the_round_before_are_said_by_host() -> None:
+def test_agents_of_the_last_round_show_hosts() -> None:
     agents = [EarlierAgent(2, "b", 1.0), EarlierAgent(3, "b", 2.0), EarlierAgent(5, "c\n")]
     when = time.strftime("%H:%M:%S", time.localtime(2.0))
     assert describe_earlier(agents, "rank") == (
@@ -298,7 +315,7 @@ def test_agents_of_the_round_before_are_said_by_host() -> None:
     assert describe_earlier(many, "node").endswith("; and those of 2 other hosts")
 
 
-def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(
+def test_second_agent_of_a_present_rank_is_refused(
     rank0: StartRank0,
 ) -> None:
     first = rank0(3, 20)
@@ -331,7 +348,7 @@ _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
         (ExitStatus(code=1), ExitStatus(code=1), True, True),
     ],
 )
-def test_second_failure_at_one_place_in_the_code_is_a_bug(
+def test_second_failure_at_one_place_is_a_bug(
     first: ExitStatus, second: ExitStatus, of_launcher: bool, goes_on: bool
 ) -> None:
     restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
@@ -436,7 +453,7 @@ def test_settings_that_cannot_be(
     assert said in done.stderr
 
 
-def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> None:
+def test_init_alone_warns_that_it_cannot_restart(run: Run) -> None:
     done = run(
         sys.executable,
         "-c",

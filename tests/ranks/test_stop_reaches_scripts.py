@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from inside import StopPages, ends_at
 from launched import needs_torch
 from ranks import Ranks
 from supervised import Start, until
-
-from distboot.agent.stop_pages import StopPages
-from distboot.base.procfs import ends_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents share pages on Linux only")
 
@@ -204,7 +202,7 @@ def test_failed_job_waits_for_who_saves(
     assert [first[1], second[1]] == [1, 1], first
 
 
-def test_term_ends_a_script_that_has_closed_its_context(start: Start) -> None:
+def test_term_ends_a_script_with_closed_context(start: Start) -> None:
     script = """
 import distboot
 ctx = distboot.init("none", join_timeout=60)
@@ -267,9 +265,7 @@ for _ in range(3):
 
 
 @BOTH
-def test_what_a_script_does_to_its_page_harms_no_other(
-    ranks: Ranks, before: tuple[str, ...]
-) -> None:
+def test_what_a_script_writes_harms_no_other(ranks: Ranks, before: tuple[str, ...]) -> None:
     """It may write any number there, and cannot cut the page short, which would end its agent by SIGBUS."""
     script = """
 ctx = distboot.init("none", join_timeout=60)
@@ -301,7 +297,7 @@ say("stopped")
         assert ("stopped\n" in output, code) == (True, 0), output
 
 
-def test_agent_decides_from_the_page_who_needs_a_signal() -> None:
+def test_agent_sees_in_pages_who_needs_signals() -> None:
     pages = StopPages(limit=60.0)
     assert pages.is_read(0) is False
     file = pages.new(0, stops=False)

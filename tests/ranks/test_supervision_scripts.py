@@ -24,9 +24,7 @@ from supervised import DEFAULT, FAILING, Start, until
     ],
     ids=["ignores-TERM", "holds-the-lock", "stopped"],
 )
-def test_survivor_that_does_not_stop_is_killed_after_the_grace(
-    start: Start, init: bool, blocked: str
-) -> None:
+def test_survivor_that_does_not_stop_is_killed(start: Start, init: bool, blocked: str) -> None:
     script = """
 ready()
 if rank == 1:
@@ -55,7 +53,7 @@ def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
     assert running.report()["outcome"] == "stopped"
 
 
-def test_success_after_the_failure_of_another_rank_is_none(start_init: Start) -> None:
+def test_success_after_another_rank_failed_is_failure(start_init: Start) -> None:
     script = """
 asked = ctx.preempted
 ready()
@@ -73,7 +71,7 @@ Path(f"saved-{rank}").touch()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
-def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -> None:
+def test_script_as_process_1_is_stopped(start_init: Start) -> None:
     contained = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     running = start_init(
         FAILING % "sys.exit(3)", ranks=2, before=contained, CULPRIT="1", DISTBOOT_GRACE="1"
@@ -87,7 +85,7 @@ def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -
     assert running.first(0).startswith("rank 1 failed first: exit code 3")
 
 
-def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
+def test_term_for_waiting_rank_0_blames_no_other(start: Start) -> None:
     running = start("ready()\nuntil(f'end-{rank}')\n")
     running.all_ready()
     running.touch("end-0")
@@ -100,7 +98,7 @@ def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start
     assert "no failure was seen" in running.summary()
 
 
-def test_stderr_that_nobody_reads_does_not_keep_a_survivor(start: Start) -> None:
+def test_unread_stderr_does_not_keep_a_survivor(start: Start) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -152,9 +150,7 @@ except ChildProcessError:
 
 
 @in_both_ways
-def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(
-    start: Start, init: bool
-) -> None:
+def test_scripts_own_handlers_stay_and_signal_is_known(start: Start, init: bool) -> None:
     script = """
 def save(*_):
     Path(f"saved-{rank}").touch()
@@ -179,7 +175,7 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
     assert running.report()["outcome"] == "stopped"
 
 
-def test_torchruns_error_file_has_the_text_of_an_exit(start_init: Start) -> None:
+def test_torchruns_error_file_has_the_exit_text(start_init: Start) -> None:
     running = start_init(
         FAILING % "sys.exit('no dataset')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json"
     )
@@ -212,7 +208,8 @@ _SITES = {
     "has a syntax error": "def f(:",
     "replaces the hook": "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)",
     "wraps the hook": (
-        "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: (print('mine'), before(*a))"
+        "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: "
+        "(print('mine'), before(*a))"
     ),
 }
 
@@ -228,7 +225,10 @@ def test_sitecustomize_of_the_user_leaves_the_hooks_on(
         sys.executable,
         "train.py",
         env={"PYTHONPATH": f"{tmp_path / 'own'}{os.pathsep}{ROOT}"},
-        train="import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(60)\n",
+        train=(
+            "import os, time\nif os.environ['RANK'] == '1': raise "
+            "ValueError('boom')\ntime.sleep(60)\n"
+        ),
     )
     head = "rank 1 failed first: uncaught exception: ValueError: boom, on "
     assert done.stderr.count(head) == 1
@@ -265,7 +265,10 @@ if os.environ["RANK"] == "1": raise ValueError("boom")
 time.sleep(60)
 """,
     )
-    warning = f"warning: python -{option[-1]} runs the script without distboot's hooks: an uncaught exception"
+    warning = (
+        f"warning: python -{option[-1]} runs the script without distboot's "
+        "hooks: an uncaught exception"
+    )
     assert done.stderr.count(warning) == 1
     how = "uncaught exception: ValueError: boom" if inits else "exit code 1"
     assert f"rank 1 failed first: {how}, on " in done.stderr
@@ -292,7 +295,7 @@ print(len(set(counts)))
     assert run(sys.executable, "-c", script).stdout == "1\n"
 
 
-def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start: Start) -> None:
+def test_script_closing_all_files_finds_them_clean(start: Start) -> None:
     script = """
 os.closerange(3, 65536)
 files = [open(f"data-{rank}-{n}", "w") for n in range(8)]

@@ -17,24 +17,38 @@ _END = "dist.all_reduce(torch.ones(1))\ndist.destroy_process_group()\n"
 # What is wrong, the launch in which it does not show, the one in which it does, its columns there, and what is said.
 PLANTED = {
     "device": (
-        "torch.cuda.set_device(rank)\n" + _END, "mpirun 1x2", "mpirun 2x2", ("", "wrong", "no", "together"),
-        r"rank 2 takes device 2 of a node that has 2 accelerators \(train\.py:\d+\): use the local rank",
+        "torch.cuda.set_device(rank)\n" + _END,
+        "mpirun 1x2",
+        "mpirun 2x2",
+        ("", "wrong", "no", "together"),
+        (
+            r"rank 2 takes device 2 of a node that has 2 accelerators \(train\.py:\d+\): "
+            r"use the local rank"
+        ),
     ),
     "data": (
         "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\ndist.barrier()\n"
         "open(path)\n" + _END,
-        "srun 1x2", "srun 2x1", ("no", "-", "no", "together"),
+        "srun 1x2",
+        "srun 2x1",
+        ("no", "-", "no", "together"),
         r"rank 1 failed first: .*FileNotFoundError: .*, in <module> \(train\.py:\d+\)",
     ),
     "hang": (
         "def load_batch():\n    while rank == 2:\n        time.sleep(1)\nload_batch()\n" + _END,
-        "torchrun 1x2", "torchrun 2x2", ("no", "-", "yes", "together"), r".*rank 2 .*load_batch \(train\.py:\d+\)",
+        "torchrun 1x2",
+        "torchrun 2x2",
+        ("no", "-", "yes", "together"),
+        r".*rank 2 .*load_batch \(train\.py:\d+\)",
     ),
     "end": (
         "for step in range(3 if rank < 2 else 2):\n    dist.all_reduce(torch.ones(1))\nsys.exit(0)\n",
-        "azureml mpi 1x2", "azureml mpi 2x2", ("no", "-", "no", "apart"), r"ranks? [23].* exited with code 0 while ",
+        "azureml mpi 1x2",
+        "azureml mpi 2x2",
+        ("no", "-", "no", "apart"),
+        r"ranks? [23].* exited with code 0 while ",
     ),
-}  # fmt: skip
+}
 
 
 def _try(
@@ -52,7 +66,7 @@ def _try(
 
 @needs_torch
 @pytest.mark.parametrize("name", PLANTED)
-def test_mistake_that_one_node_hides_is_found_on_two(run: Run, name: str) -> None:
+def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
     code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=_BEGIN + script)
     assert rows[hidden][0].endswith(" s"), output

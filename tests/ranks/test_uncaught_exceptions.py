@@ -231,7 +231,8 @@ def _primary(case: str) -> BaseException:
     if case == "cause is a group":
         return _cause(group)
     if case == "group while a member is handled":  # as asyncio.TaskGroup raises it
-        group.__context__, group.__suppress_context__ = gloo, True
+        group.__context__ = gloo
+        group.__suppress_context__ = True
         return group
     if case == "a worker of a data loader":  # torch 2.13
         error = RuntimeError("DataLoader worker (pid 851) is killed by signal: Killed. ")
@@ -259,7 +260,7 @@ def _primary(case: str) -> BaseException:
         "code in a quoted traceback",
     ],
 )
-def test_exception_with_a_cause_of_its_own_is_primary(case: str) -> None:
+def test_exception_with_its_own_cause_is_primary(case: str) -> None:
     assert not _described(_primary(case)).is_secondary
 
 
@@ -637,10 +638,13 @@ def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
         f"{PACKAGE}/agent/session.py"
     )
     script = _frame("/home/me/distboot/train.py")
-    begin, end = "Traceback (most recent call last):\n", "ValueError: boom"
+    begin = "Traceback (most recent call last):\n"
+    end = "ValueError: boom"
     assert _shown(begin + _frame(f"{PACKAGE}/context.py") + end) == [
-        begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
-    ]  # fmt: skip
+        begin.strip(),
+        *_frame(f"{PACKAGE}/context.py").splitlines(),
+        end,
+    ]
     assert _shown(begin + 2 * script + ours + end) == [
         begin.strip(),
         *(2 * script).splitlines(),

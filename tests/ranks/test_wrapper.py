@@ -25,7 +25,7 @@ while True:
 """
 
 
-def test_child_is_in_a_group_of_its_own_and_gets_a_signal_to_ours_once(
+def test_child_in_its_own_group_gets_signals_once(
     clean_env: dict[str, str],
 ) -> None:
     with wrapped(BARE, clean_env, *python(_CHILD)) as wrapper:
@@ -37,7 +37,7 @@ def test_child_is_in_a_group_of_its_own_and_gets_a_signal_to_ours_once(
         assert wrapper.line() == "SIGUSR1"
 
 
-def test_child_is_in_a_group_of_its_own_also_when_stdin_is_another_sessions_terminal(
+def test_child_keeps_its_group_with_foreign_terminal(
     clean_env: dict[str, str],
 ) -> None:
     # torchrun starts its workers in new sessions with its own stdin, and ends them by their groups.
@@ -68,7 +68,7 @@ def test_child_does_not_outlive_a_killed_wrapper(clean_env: dict[str, str]) -> N
         until(lambda: not alive(child))
 
 
-def test_child_starts_with_the_signal_mask_and_handlers_of_its_parent(distboot: Run) -> None:
+def test_child_inherits_signal_mask_and_handlers(distboot: Run) -> None:
     show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
     direct = subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=True).stdout
     assert distboot("run", "--", "bash", "-c", show).stdout == direct
@@ -91,7 +91,10 @@ def test_one_process_keeps_its_frameworks_variables(distboot: Run, framework: st
     # What the framework itself detects stays, and nothing tells it that it is alone.
     given = {"OMPI_MCA_btl": "self,tcp", "JAX_PLATFORMS": "cpu"}
     names = ("JAX_", "HOROVOD_", "OMPI_COMM", "OMPI_MCA", "TF_CONFIG", "PADDLE_")
-    script = f"import os, json; print(json.dumps({{n: os.environ[n] for n in os.environ if n.startswith({names})}}))"
+    script = (
+        f"import os, json; print(json.dumps({{n: os.environ[n] for n in "
+        f"os.environ if n.startswith({names})}}))"
+    )
     ended = distboot("run", "--framework", framework, "--", *python(script), env=given)
     assert json.loads(ended.stdout) == given
 
@@ -122,7 +125,7 @@ def test_options_of_the_interpreter_reach_the_script(
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
 
 
-def test_error_of_the_child_is_shown_as_it_is(distboot: Run) -> None:
+def test_error_of_the_child_is_unchanged(distboot: Run) -> None:
     result = distboot("train.py", train="raise ValueError('the loss is NaN')")
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: the loss is NaN\n")
@@ -132,7 +135,7 @@ def test_error_of_the_child_is_shown_as_it_is(distboot: Run) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [("trap '' CHLD;", ""), ("", ">&-"), ("", "2>&-"), ("", "<&- >&- 2>&-")]
 )
-def test_ignored_sigchld_and_closed_streams_do_not_change_the_exit_code(
+def test_ignored_sigchld_and_closed_streams_keep_exit_codes(
     run: Run, before: str, after: str
 ) -> None:
     ours = f"{sys.executable} -m distboot"
@@ -149,7 +152,7 @@ def test_console_script_that_runs_a_module_named_distboot(run: Run) -> None:
     ).stdout.startswith("distboot ")
 
 
-def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
+def test_child_that_ends_during_lookup_is_noticed(run: Run) -> None:
     """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
     script = """
 import os, time

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from inside import Target, nested_launcher
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 from ranks import WRAPPER, RunRanks
-
-from distboot.cli.nested_launcher import nested_launcher
-from distboot.cli.target import Target
 
 SAY = """
 import json, os, sys
@@ -62,7 +60,7 @@ def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> 
         pytest.param(["run", "--", sys.executable], id="run --"),
     ],
 )
-def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(
+def test_launcher_passes_local_rank_to_unprepared_script(
     run: Run, script: str, command: list[str]
 ) -> None:
     # It puts --local-rank=N before `run`.
@@ -96,7 +94,10 @@ def test_local_rank_that_a_shell_took_too_early(
 ) -> None:
     done = distboot(*options, env=ALONE)
     (line,) = json_lines(done)
-    said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
+    said = (
+        "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): "
+        "leave it out, and pass it with python"
+    )
     assert (said in done.stderr) == warned, (script, done.stderr)
     assert warned or line["arguments"] in (["--local_rank=0"], ["--local_rank", "0"])
 
@@ -125,14 +126,16 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
         ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
     ],
 )
-def test_script_whose_ranks_would_train_apart_is_warned_of(
+def test_script_whose_ranks_train_apart_is_warned_of(
     run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], named: str | None
 ) -> None:
     ended = run_ranks(f"if False:\n    {text}\n", "--epochs", "3", before=(*WRAPPER, *before))
     script = tmp_path / "train.py"
+    command = f"-- python {script}" if "--" in before else str(script)
     said = (
-        f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
-        f"separately: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
+        f"warning: {script} starts {named}, which reads variables of its own, and "
+        "without them each rank trains separately: "
+        f"python -m distboot run --framework {named} {command}\n"
     )
     assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
         (0, bool(named)),
@@ -142,16 +145,19 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
 
 
 @pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
-def test_ranks_of_a_node_that_would_train_apart_are_warned_of(
+def test_ranks_training_apart_on_one_node_are_warned(
     distboot: Run, count: str, is_said: bool
 ) -> None:
     script = "if False:\n    import horovod.torch as hvd\n"
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
-    remedy = f"trains separately: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
+    remedy = (
+        "trains separately: python -m distboot run --framework horovod "
+        f"--nproc-per-node {count} train.py\n"
+    )
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
 
-def test_launcher_in_the_shell_of_each_rank_is_warned_of(distboot: Run) -> None:
+def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
     command = ["sh", "-c", "torchrun --help >/dev/null 2>&1; true"]
     done = distboot("run", "--nproc-per-node", "2", "--", *command)
     assert (
@@ -177,9 +183,7 @@ def test_script_for_deepspeed_gets_the_local_rank(distboot: Run, node: list[str]
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
-def test_parameter_servers_for_a_script_of_workers_are_refused(
-    distboot: Run, node: list[str]
-) -> None:
+def test_parameter_servers_without_use_are_refused(distboot: Run, node: list[str]) -> None:
     script = "if False:\n    MultiWorkerMirroredStrategy()\n"
     cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
@@ -242,7 +246,7 @@ def test_launcher_as_the_command_is_known(command: str, launcher: str | None) ->
         ("python /bin/deepspeed", ""),
     ],
 )
-def test_deepspeed_gets_a_port_of_its_own_among_its_options(before: str, options: str) -> None:
+def test_deepspeed_gets_its_own_port_option(before: str, options: str) -> None:
     words = f"{before} {options}train.py".split()
     launcher = nested_launcher(Target(words, len(words)), {})
     assert launcher is not None

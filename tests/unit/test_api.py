@@ -31,7 +31,7 @@ from distboot import (
 from distboot.base.errors import CODES
 from distboot.base.settings import KNOWN
 from distboot.cli import main as command_line
-from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.order import LAUNCHERS
 from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.frameworks import FILES
 from distboot.lightning import DistbootEnvironment
@@ -60,7 +60,8 @@ def _signature(function: Callable[..., object]) -> str:
 def _fields(kind: type) -> dict[str, str]:
     """Of a record: the names, and what is said of each."""
     if dataclasses.is_dataclass(kind):
-        missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
+        missing = dataclasses.MISSING
+        fields = dataclasses.fields(kind)
         kinds = {each.name: each.type for each in fields}
         optional = {
             each.name for each in fields if not (each.default is each.default_factory is missing)
@@ -128,7 +129,7 @@ def _surface() -> Iterator[str]:
     yield from (f"  {code}: {number}" for code, (number, _) in sorted(CODES.items()))
     lists = {
         "frameworks": FILES,
-        "launchers, the innermost first": [launcher.name for launcher in INNERMOST_FIRST],
+        "launchers, the innermost first": list(LAUNCHERS),
         "platforms": [platform.name for platform in PLATFORMS],
         "variables that are always exported": VARIABLES.values(),
         "settings": sorted(set(re.findall(r'"(DISTBOOT_[A-Z_]+)[="]', source))),
@@ -145,12 +146,12 @@ def test_public_names_signatures_and_defaults() -> None:
     assert found == TEXT.read_text()
 
 
-def test_settings_are_those_that_are_known_when_one_is_misspelled() -> None:
+def test_settings_are_those_known_for_misspellings() -> None:
     _, _, settings = TEXT.read_text().rpartition("\nsettings\n")
     assert settings.strip().split(", ") == sorted(KNOWN)
 
 
-def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:
+def test_placement_fields_match_show_json_and_context() -> None:
     told = set(detect({}).as_dict())
     assert told == set(Placement._fields)
     context = {each.name for each in dataclasses.fields(Context)}
@@ -255,7 +256,7 @@ def _expected(program: str) -> dict[int, list[str]]:
 
 
 @all_with("mypy")
-def test_right_uses_have_the_right_types_and_wrong_ones_are_errors(tmp_path: Path) -> None:
+def test_right_uses_type_check_and_wrong_ones_fail(tmp_path: Path) -> None:
     found = _checked(tmp_path)
     # A named tuple's fields are spelled out.
     spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from captured import ALL, NUMBERS, Capture, one, refused, shared_local_ranks, wrong_numbers
+from inside import LAUNCHERS
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import LAUNCHERS
 
 # What the environment of each captured process cannot prove: capture -> the unknown numbers, rank by rank. After a
 # change that is meant: DISTBOOT_WRITE_UNKNOWN=1 make test ARGS=tests/unit/test_captures.py, and read the difference.
@@ -17,7 +17,7 @@ _UNKNOWN: dict[str, list[str]] = json.loads(_UNKNOWN_FILE.read_text())
 
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_captured_process_is_placed_as_it_really_was_and_all_agree_on_where_rank_0_is(
+def test_captured_process_is_placed_and_rank_0_agreed(
     capture: Capture,
 ) -> None:
     placements = [detect(process.environ) for process in capture.processes]
@@ -65,7 +65,7 @@ def _damaged(environ: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_damaged_environment_gives_the_same_numbers_or_a_named_error(capture: Capture) -> None:
+def test_damaged_environment_gives_same_numbers_or_error(capture: Capture) -> None:
     for process in capture.processes:
         address = detect(process.environ).master_addr
         for what, environ in _damaged(process.environ):

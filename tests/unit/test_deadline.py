@@ -36,7 +36,7 @@ def test_only_the_script_itself_takes_a_signal(run: Run, block: str, printed: st
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
-def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
+def test_script_that_ignores_children_is_not_harmed(run: Run) -> None:
     before = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     done = run(sys.executable, "-c", _SCRIPT.format(before=before, limit=60, block="pass"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
@@ -47,7 +47,10 @@ def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
     [
         "ctypes.CDLL(None)._exit(1)",
         # As a launcher does that kills whatever the process has left.
-        "os.kill(int(open(f'/proc/self/task/{os.getpid()}/children').read()), 9); ctypes.CDLL(None).exit(1)",
+        (
+            "os.kill(int(open(f'/proc/self/task/{os.getpid()}/children').read()), 9); "
+            "ctypes.CDLL(None).exit(1)"
+        ),
     ],
     ids=["at once", "without its watcher"],
 )

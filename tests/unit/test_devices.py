@@ -89,7 +89,7 @@ def test_device_and_backend(torch: Any, wanted: str | None, expected: object) ->
         (1, 2, {}, None),
     ],
 )
-def test_device_is_the_local_rank_or_the_only_one_shown(
+def test_device_is_local_rank_or_only_one(
     visible: int, rank: int, environ: dict[str, str], index: int | None
 ) -> None:
     torch = _torch(cuda=visible)
@@ -118,11 +118,23 @@ _CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE":
     ],
 )
 def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[str, str]) -> None:
-    placement = Placement("openmpi", None, 3, 4, 1, 2, 1, 2, "nodea", 29500, None)
+    placement = Placement(
+        "openmpi",
+        None,
+        3,
+        4,
+        1,
+        2,
+        1,
+        2,
+        "nodea",
+        29500,
+        None,
+    )
     assert oneccl_variables(placement, environ) == expected
 
 
-def test_oneccl_is_told_where_there_is_a_gpu_of_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oneccl_is_configured_with_an_intel_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = one("openmpi-5.0.11/1node_4procs", 1)
     for there in (True, False):
         monkeypatch.setattr("distboot.host.accelerators.has_intel_gpu", lambda there=there: there)

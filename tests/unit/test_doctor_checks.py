@@ -5,14 +5,16 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from inside import cpus, examine, text
 from recorded import PACKAGES, READY, Get, bad, lay_out, one_of
 
-from distboot.host import cpus
-from distboot.tools.doctor.command import examine, text
-
-AZURE, LAPTOP, VISIBLE = "azure-nd-h100", "laptop", "visible-devices"
-THREADS, CUDA_VISIBLE = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
-IFNAME, GLOO_IFNAME = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+AZURE = "azure-nd-h100"
+LAPTOP = "laptop"
+VISIBLE = "visible-devices"
+THREADS = "OMP_NUM_THREADS"
+CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+IFNAME = "NCCL_SOCKET_IFNAME"
+GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 TWO_RANKS = {
     "RANK": "0",
     "WORLD_SIZE": "2",
@@ -22,7 +24,8 @@ TWO_RANKS = {
 }
 SEVERAL_NODES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
 LOCKS = {"proc/self/status": "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-95\n"}
-LOADER, TORCH = "etc/ld.so.cache", f"{PACKAGES}/torch/version.py"
+LOADER = "etc/ld.so.cache"
+TORCH = f"{PACKAGES}/torch/version.py"
 CUDA = {TORCH: "__version__ = '2.7.0+cu126'\ncuda: Optional[str] = '12.6'\nhip = None\n"}
 AMD = {"dev/kfd": "", "dev/dri/renderD128": ""}
 GPU = {
@@ -30,7 +33,8 @@ GPU = {
     "sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n",
 }
 PORT_1 = "sys/class/infiniband/mlx5_ib1/ports/1/state"
-TOPOLOGY, PLUGIN = {"NCCL_TOPO_FILE": "/topo.xml"}, {"NCCL_NET_PLUGIN": "/opt/plugin.so"}
+TOPOLOGY = {"NCCL_TOPO_FILE": "/topo.xml"}
+PLUGIN = {"NCCL_NET_PLUGIN": "/opt/plugin.so"}
 CARD = {"sys/bus/pci/devices/0101:00:00.0/class": "0x020700\n"}
 VENDOR = {"sys/class/dmi/id/sys_vendor": "Microsoft Corporation\n"}
 MLX = "sys/class/infiniband/mlx5_0"
@@ -49,7 +53,9 @@ ROCE = {
     "dev/infiniband/uverbs0": "",
     LOADER: "libibverbs.so.1\0/lib64/libibverbs.so.1\0",
     "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
-    "proc/self/limits": "Max open files  4096  4096  files\nMax locked memory  unlimited  unlimited  bytes\n",
+    "proc/self/limits": (
+        "Max open files  4096  4096  files\nMax locked memory  unlimited  unlimited  bytes\n"
+    ),
 }
 
 
@@ -78,7 +84,10 @@ def _proxy(name: str, **others: str) -> dict[str, str]:
     return {**SEVERAL_NODES, name: "http://user:secret@proxy:3128", **others}
 
 
-_TCP = "sl local_address rem_address st\n0: 0100007F:848F 00000000:0000 0A 0\n1: 0100007F:7234 00000000:0 01 0\n"
+_TCP = (
+    "sl local_address rem_address st\n0: 0100007F:848F 00000000:0000 0A 0\n1: "
+    "0100007F:7234 00000000:0 01 0\n"
+)
 LISTENING = {"proc/net/tcp": _TCP}
 _IN_AZURE_ML = (
     'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
@@ -298,7 +307,8 @@ def test_shared_memory(get: Get, size: int | None, free: int, status: str, seen:
     assert (found.status, seen in found.seen) == (status, True), found
 
 
-CGROUP, V1 = "proc/self/cgroup", "sys/fs/cgroup/cpu,cpuacct/cpu.cfs"
+CGROUP = "proc/self/cgroup"
+V1 = "sys/fs/cgroup/cpu,cpuacct/cpu.cfs"
 
 
 @pytest.mark.parametrize(
@@ -426,10 +436,8 @@ def test_roce(
     assert {name: status for name, status in bad(one).items() if name != "cpus"} == expected
 
 
-UNKNOWN, SLOW = (
-    OSError(-2, "Name or service not known"),
-    TimeoutError("no name server answered within 0.3 s"),
-)
+UNKNOWN = OSError(-2, "Name or service not known")
+SLOW = TimeoutError("no name server answered within 0.3 s")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from documented import (
     TRAINJOB,
     VOLCANO,
 )
+from inside import DERIVED_PORTS, LAUNCHERS
 
 from distboot import detect
-from distboot.detection.detect import LAUNCHERS
-from distboot.host import DERIVED_PORTS
 
 # What is captured is in test_subsets.py.
 _ENOUGH = {name: LAUNCHERS[name].numbers[:2] for name in ("pmi", "flux", "pals", "lsf")}
@@ -70,16 +69,31 @@ def test_launcher_is_read(
     [
         (
             {**PYTORCHJOB, "WORLD_SIZE": "12", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "2"},
-            "kubeflow", 2, "PET_NPROC_PER_NODE=4 asks for 4 processes", ("digits-master-0", 23456),
+            "kubeflow",
+            2,
+            "PET_NPROC_PER_NODE=4 asks for 4 processes",
+            ("digits-master-0", 23456),
         ),
         # The operator's early versions: WORLD_SIZE counts pods whatever nprocPerNode is.
-        ({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4"}, "kubeflow", 2, "asks for 4", ("digits-master-0", 23456)),
-        (TRAINJOB, "kubeflow", 1, "PET_NPROC_PER_NODE=auto asks for several", ("digits-node-0-0.digits", 29500)),
+        (
+            {**PYTORCHJOB, "PET_NPROC_PER_NODE": "4"},
+            "kubeflow",
+            2,
+            "asks for 4",
+            ("digits-master-0", 23456),
+        ),
+        (
+            TRAINJOB,
+            "kubeflow",
+            1,
+            "PET_NPROC_PER_NODE=auto asks for several",
+            ("digits-node-0-0.digits", 29500),
+        ),
         (VOLCANO, "volcano", 2, "Volcano's RANK counts pods", ("digits-master-0.digits", 23456)),
         (AWSBATCH, "awsbatch", 2, "AWS Batch counts nodes", ("10.0.0.4", None)),
         ({**SAGEMAKER, "SM_NUM_GPUS": "8"}, "sagemaker", 1, "SM_NUM_GPUS='8'", ("algo-1", None)),
     ],
-)  # fmt: skip
+)
 def test_process_that_stands_for_a_node_is_recognised(
     environ: dict[str, str], launcher: str, rank: int, reason: str, address: tuple[str, int | None]
 ) -> None:
@@ -110,7 +124,7 @@ def test_one_process_a_pod_is_a_rank() -> None:
     assert detect(single).launcher == "single", "which needs no plugin of Volcano's"
 
 
-def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
+def test_main_node_of_aws_batch_is_rank_0() -> None:
     second_is_main = {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
     environs = [{**second_is_main, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in range(3)]
     assert [detect(environ).rank for environ in environs] == [1, 0, 2]

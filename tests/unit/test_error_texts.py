@@ -43,27 +43,56 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "openmpi_rank_malformed": (RUN, {**OPENMPI, "OMPI_COMM_WORLD_RANK": "abc"}),
     "openmpi_three_problems": (
         RUN,
-        {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "", "OMPI_COMM_WORLD_LOCAL_RANK": "-1", "MASTER_PORT": "99999"},
+        {
+            **OPENMPI,
+            "OMPI_COMM_WORLD_SIZE": "",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "-1",
+            "MASTER_PORT": "99999",
+        },
     ),
     "openmpi_no_master_addr": (RUN, OPENMPI),
     "openmpi_loopback_for_several_nodes": (RUN, {**OPENMPI, "MASTER_ADDR": "127.0.0.1"}),
     "openmpi_and_plain_disagree": (RUN, {**OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}),
     "mpich_no_master_port": (RUN, {**MPICH, "MASTER_ADDR": "nodea"}),
-    "mpich_size_missing": (RUN, {name: value for name, value in MPICH.items() if name != "PMI_SIZE"}),
+    "mpich_size_missing": (
+        RUN,
+        {name: value for name, value in MPICH.items() if name != "PMI_SIZE"},
+    ),
     "slurm_hostlist_malformed": (RUN, {**SLURM, "SLURM_STEP_NODELIST": "node[a-b]"}),
     "slurm_tasks_contradict": (RUN, {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,1"}),
-    "torchrun_half": (RUN, {name: value for name, value in TORCHRUN.items() if name not in ("RANK", "MASTER_ADDR")}),
+    "torchrun_half": (
+        RUN,
+        {name: value for name, value in TORCHRUN.items() if name not in ("RANK", "MASTER_ADDR")},
+    ),
     "plain_rank_without_world_size": (RUN, {"RANK": "0"}),
-    "plain_rank_too_high": (RUN, {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}),
+    "plain_rank_too_high": (
+        RUN,
+        {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "nodea", "MASTER_PORT": "29500"},
+    ),
     "kubernetes_service_link": (
-        RUN, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "tcp://10.0.0.1:2222", "MASTER_PORT": "tcp://10.0.0.1:2222"},
+        RUN,
+        {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "tcp://10.0.0.1:2222",
+            "MASTER_PORT": "tcp://10.0.0.1:2222",
+        },
     ),
     "address_with_a_password": (
-        RUN, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "user:hunter2@nodea", "MASTER_PORT": "29500"},
+        RUN,
+        {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "user:hunter2@nodea",
+            "MASTER_PORT": "29500",
+        },
     ),
     "tf_config_no_json": (RUN, {"TF_CONFIG": "{'cluster': {}}"}),
     "tf_config_master": (RUN, tf_config("master", 0, master=["a:1"], worker=["b:1"])),
-    "tf_config_duplicate_and_loopback": (RUN, tf_config("worker", 0, worker=["localhost:1", "b:1", "b:1"])),
+    "tf_config_duplicate_and_loopback": (
+        RUN,
+        tf_config("worker", 0, worker=["localhost:1", "b:1", "b:1"]),
+    ),
     "pytorchjob_four_a_pod": (RUN, PYTORCHJOB_4_A_POD),
     "azureml_one_process_a_node": (RUN, AZUREML_NODE),
     "azureml_number_of_nodes_missing": (
@@ -73,7 +102,10 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "trainjob": (RUN, TRAINJOB),
     "trainjob_elastic": (RUN, {**TRAINJOB, "PET_NNODES": "1:3"}),
     "volcano": (RUN, VOLCANO),
-    "volcano_pod_of_another_task": (RUN, {"VC_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "WORLD_SIZE": "3"}),
+    "volcano_pod_of_another_task": (
+        RUN,
+        {"VC_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "WORLD_SIZE": "3"},
+    ),
     "lightning_by_hand": (RUN, LIGHTNING_BY_HAND),
     "awsbatch": (RUN, AWSBATCH),
     "not_alone": (
@@ -110,21 +142,35 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "number_of_nodes_malformed": (RUN, {"NNODES": "two"}),
     "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
-    "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
-    "slurm_task_0_of_a_container": (RUN, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}),
+    "pals_without_a_size": (
+        RUN,
+        {name: value for name, value in PALS.items() if name != "PMI_SIZE"},
+    ),
+    "slurm_task_0_of_a_container": (
+        RUN,
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"},
+    ),
     "slurm_one_task_and_world_size": (RUN, {**SLURM_ONE_TASK, "WORLD_SIZE": "8"}),
     "slurm_size_missing": (RUN, {"SLURM_PROCID": "3"}),
     "left_over_pmix": (RUN, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "job"}),
     "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),
     "launcher_does_not_fit": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "slurm"}),
-    "nproc_per_node_with_several": (("run", "--nproc-per-node", "4", "--", "true"), {**OPENMPI, "MASTER_ADDR": "nodea",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_WORLD_LOCAL_SIZE": "2"}),
+    "nproc_per_node_with_several": (
+        ("run", "--nproc-per-node", "4", "--", "true"),
+        {
+            **OPENMPI,
+            "MASTER_ADDR": "nodea",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "OMPI_WORLD_LOCAL_SIZE": "2",
+        },
+    ),
     "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
     "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
     "log_malformed": (RUN, {**OPENMPI, "DISTBOOT_LOG_FORMAT": "xml"}),
     "no_such_script": (("train.py",), {}),
     "no_such_option": (("show", "--jsno"), {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -34,7 +34,7 @@ def _found(
     return consistency_warnings(records, build_membership(records), skews)
 
 
-def test_ranks_that_are_to_start_different_frameworks_are_refused() -> None:
+def test_different_frameworks_on_ranks_are_refused() -> None:
     records = [
         record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)
     ]
@@ -95,7 +95,7 @@ def test_odd_ranks_are_named(
     assert _found(per_rank, skews) == said
 
 
-def test_a_value_of_their_own_for_everybody_is_cut_short() -> None:
+def test_value_that_differs_everywhere_is_shortened() -> None:
     said = _found({rank: {"NCCL_X=": str(rank)} for rank in range(16)}, {})
     assert len(said) == 5
     assert said[-1] == "NCCL_X: 11 more values on other ranks"
@@ -118,7 +118,8 @@ def test_facts_of_this_process() -> None:
 def test_versions_are_found_without_importing_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     for name in (
         "first/torch-2.12.0+cu126.dist-info",
         "second/torch-1.0.dist-info",
@@ -146,7 +147,10 @@ UUIDS = ["GPU-11111111-aaaa", "GPU-22222222-bbbb", "GPU-33333333-cccc"]
 @pytest.fixture
 def nvidia(tmp_path: Path) -> Path:
     driver = "proc/driver/nvidia"
-    loaded = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC 12\n"
+    loaded = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 "
+        "22:23:56 UTC 2024\nGCC 12\n"
+    )
     lay_out({f"{driver}/version": loaded}, tmp_path)
     buses = (("0000:1b:00.0", UUIDS[2]), ("0000:04:00.0", UUIDS[0]), ("0000:0c:00.0", UUIDS[1]))
     for minor, (bus, uuid) in enumerate(buses):

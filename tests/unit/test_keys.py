@@ -62,7 +62,7 @@ def _why(message: Any) -> str:
     return str(message.problem[1])
 
 
-def test_those_that_are_waited_for_are_said_now_and_then() -> None:
+def test_awaited_ranks_are_named_now_and_then() -> None:
     job = Job()
     job.arrive(0, limit=100.0)
     for now in (9.9, 10.0, 15.0, 20.0):
@@ -86,7 +86,8 @@ def test_ranks_that_still_start_are_named_late() -> None:
 
 
 def test_nodes_have_leaders_of_their_own() -> None:
-    job, key = Job(), Key(LOCAL_MAIN_FIRST, 1)
+    job = Job()
+    key = Key(LOCAL_MAIN_FIRST, 1)
     assert job.arrive(3, key=key) == {}
     assert job.arrive(2, key=key, leads=True) == dict.fromkeys((2, 3), Release(key))
 
@@ -120,17 +121,22 @@ def test_keys_are_bounded() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        Key("elsewhere()"), Key(BARRIER, -1), Key(BARRIER, None, 0), Key(BARRIER, None, 10**30),
-        {"name": BARRIER}, None, [BARRIER, None, 1],
+        Key("elsewhere()"),
+        Key(BARRIER, -1),
+        Key(BARRIER, None, 0),
+        Key(BARRIER, None, 10**30),
+        {"name": BARRIER},
+        None,
+        [BARRIER, None, 1],
     ],
     ids=range(7),
-)  # fmt: skip
+)
 def test_broken_keys_are_refused(key: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(Arrive(key, 1.0)), Arrive)
 
 
-def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
+def test_closing_a_context_keeps_others_getting_ready() -> None:
     job = Job()
     job.ready(0, 1, 2, 3)
     job.keys.leave(3, has_ended=False)
@@ -145,7 +151,7 @@ def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow(begun: bool) -> None:
+def test_ended_ready_rank_is_named_before_slow_one(begun: bool) -> None:
     job = Job()
     if begun:
         job.ready(0, 1, 2, 3)
@@ -156,7 +162,7 @@ def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow(begu
     assert _why(sent[0]).startswith("rank 1 (process ")
 
 
-def test_rank_that_gets_ready_with_another_count_and_leaves_harms_no_key() -> None:
+def test_rank_leaving_with_other_count_harms_no_key() -> None:
     job = Job()
     job.ready(0)
     job.ready(1, count=2)
@@ -172,7 +178,7 @@ def test_failures_of_leaders_are_not_kept_for_ever() -> None:
     assert len(job.keys._failed) == 1
 
 
-def test_a_second_context_below_one_wrapper_knows_nothing_of_the_first() -> None:
+def test_second_context_below_one_wrapper_starts_anew() -> None:
     job = Job()
     job.ready(0, 1, 2, 3)
     job.arrive(0, key=FIRST, leads=True, failure="no disk")
@@ -201,7 +207,7 @@ def test_an_init_after_one_that_has_failed(begun: bool) -> None:
     )
 
 
-def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
+def test_rank_that_missed_barriers_waits_at_none() -> None:
     job = Job()
     for count in (1, 2):
         job.arrive(0, 1, 2, key=Key(BARRIER, None, count))
@@ -212,7 +218,7 @@ def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
     )
 
 
-def test_ranks_that_get_ready_with_a_smaller_count_are_those_that_are_waited_for() -> None:
+def test_ranks_with_a_smaller_count_are_awaited() -> None:
     job = Job()
     job.ready(0, 1, 2)
     job.ready(3, count=2)

@@ -75,7 +75,7 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
         )
 
 
-def test_wrapper_of_a_process_that_is_alone_does_without_dataclasses(run: Run) -> None:
+def test_wrapper_of_a_single_process_loads_no_dataclasses(run: Run) -> None:
     # They import `inspect`, and compile the methods of each: together a quarter of the time until the command starts.
     result = run(sys.executable, "-X", "importtime", "-m", "distboot", "run", "--", "true")
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
@@ -86,7 +86,10 @@ def test_wrapper_of_a_process_that_is_alone_does_without_dataclasses(run: Run) -
 
 def test_sidecar_loads_what_it_needs_and_no_launcher(run: Run) -> None:
     # Beside every rank of a node one is started, as the very first thing.
-    loaded = "import sys, distboot.agent.sidecar; print(*(name for name in sys.modules if 'distboot' in name))"
+    loaded = (
+        "import sys, distboot.agent.sidecar; print(*(name for name in "
+        "sys.modules if 'distboot' in name))"
+    )
     names = run(sys.executable, "-c", loaded).stdout.split()
     assert "distboot.agent.loop" in names
     assert not [name for name in names if name.startswith(("distboot.detection", "distboot.cli"))]
@@ -96,7 +99,10 @@ def test_sidecar_loads_what_it_needs_and_no_launcher(run: Run) -> None:
 @needs_torch
 @pytest.mark.parametrize("ranks", [1, 2], ids=["alone", "two"])
 def test_init_loads_what_it_needs(run_ranks: RunRanks, ranks: int) -> None:
-    script = "import sys, distboot\ndistboot.init('torch')\nprint(*(n for n in sys.modules if 'distboot' in n))"
+    script = (
+        "import sys, distboot\ndistboot.init('torch')\nprint(*(n for n in "
+        "sys.modules if 'distboot' in n))"
+    )
     for rank in run_ranks(script, places=[{}] * ranks):
         names = rank.out.split()
         assert "distboot.frameworks._process_group" in names
@@ -104,7 +110,10 @@ def test_init_loads_what_it_needs(run_ranks: RunRanks, ranks: int) -> None:
 
 
 def test_public_names_are_there(run: Run) -> None:
-    check = "import distboot; print(all(getattr(distboot, name) for name in distboot.__all__)); distboot.nothing"
+    check = (
+        "import distboot; print(all(getattr(distboot, name) for name in "
+        "distboot.__all__)); distboot.nothing"
+    )
     result = run(sys.executable, "-c", check)
     assert result.stdout == "True\n"
     assert "AttributeError: module 'distboot' has no attribute 'nothing'" in result.stderr

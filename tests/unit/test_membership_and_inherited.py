@@ -41,7 +41,7 @@ def test_local_ranks_that_are_known_stay() -> None:
     assert (whole["local_rank"], some["local_rank"]) == ([1, 0, 0, 1], [1, 2, 0, 0])
 
 
-def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> None:
+def test_two_agents_on_a_host_may_be_nodes() -> None:
     placed = _placed(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
     assert (placed["node_rank"], placed["local_world_size"], placed["num_nodes"]) == (
         [0, 0, 1, 1],
@@ -123,14 +123,14 @@ OTHERS = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "TF_CONFIG": '{"cluster": {}
 
 
 @pytest.mark.parametrize("name", ["openmpi-5.0.11/1node_4procs", "torchrun-2.13.0/1node_4procs"])
-def test_variables_of_one_framework_are_no_launcher_to_the_child(name: str) -> None:
+def test_one_frameworks_variables_are_no_launcher(name: str) -> None:
     outer = one(name, 2)
     child = merged(variables(detect(outer), outer, others=OTHERS), outer)
     assert OTHERS.items() <= child.items()
     assert {**detect(child).as_dict(), "sources": {}} == {**detect(outer).as_dict(), "sources": {}}
 
 
-def test_mark_of_an_inner_launcher_that_was_there_before_is_none() -> None:
+def test_earlier_mark_of_an_inner_launcher_is_ignored() -> None:
     # DeepSpeed's runners for an MPI set LOCAL_SIZE, and with --framework deepspeed the wrapper the rest.
     outer = one("deepspeed-0.19.8/impi_2nodes_2procs", 1)
     assert outer["LOCAL_SIZE"]
@@ -152,7 +152,7 @@ def test_handoff_needs_no_quoting() -> None:
         assert set(_exported(one(name, rank))[VARIABLE]) <= safe
 
 
-def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:
+def test_inner_job_of_same_shape_is_different() -> None:
     outer = _exported(one("openmpi-5.0.11/2nodes_1proc", 1))
     inner = one("openmpi-5.0.11/alloc3_used1", 1)  # also rank 1 of 2, both on one node
     placement = detect({**outer, **inner})
@@ -165,7 +165,7 @@ def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:
     assert placement.master_port == detect(inner).master_port
 
 
-def test_torchrun_that_numbers_its_one_worker_like_the_wrapper_around_it() -> None:
+def test_torchrun_that_numbers_like_its_wrapper() -> None:
     outer = merged(variables(detect({}).with_fields("found free", {"master_port": 61234}), {}), {})
     worker = one("torchrun-2.13.0/1node_4procs", 0)
     worker |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
@@ -191,7 +191,7 @@ def test_processes_that_a_wrapped_script_numbers_itself(rank: int) -> None:
     assert placement.master_addr == "127.0.0.1", "they find each other where the wrapper said"
 
 
-def test_processes_renumbered_on_a_node_are_not_taken_for_the_outer_one() -> None:
+def test_renumbered_processes_are_not_the_outer_one() -> None:
     outer = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -205,7 +205,7 @@ def test_processes_renumbered_on_a_node_are_not_taken_for_the_outer_one() -> Non
     assert (inner.rank, inner.local_rank, inner.local_world_size) == (1, 0, 1)
 
 
-def test_what_was_exported_is_believed_where_the_launchers_variables_were_not_passed_on() -> None:
+def test_exports_count_where_launcher_variables_are_missing() -> None:
     exported = merged(variables(detect(one("openmpi-5.0.11/1node_4procs", 1)), {}), {})
     placement = detect(exported)
     assert (placement.launcher, placement.rank, placement.world_size, placement.local_rank) == (
@@ -219,7 +219,7 @@ def test_what_was_exported_is_believed_where_the_launchers_variables_were_not_pa
     assert "rank 1 of 4, and RANK and WORLD_SIZE are missing" in refusal.value.message
 
 
-def test_launcher_that_was_named_to_the_wrapper_holds_for_the_script(distboot: Run) -> None:
+def test_launcher_named_to_wrapper_holds_for_script(distboot: Run) -> None:
     command = (
         "run",
         "--launcher",
@@ -235,7 +235,7 @@ def test_launcher_that_was_named_to_the_wrapper_holds_for_the_script(distboot: R
     assert (shown["launcher"], shown["rank"], shown["world_size"]) == ("single", 0, 1)
 
 
-def test_containers_of_one_host_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containers_of_one_host_are_separate_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = set()
     for name in ("pod-0", "pod-1"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
@@ -244,7 +244,7 @@ def test_containers_of_one_host_are_nodes_of_their_own(monkeypatch: pytest.Monke
     assert len(nodes) == 2
 
 
-def test_missing_nodes_that_follow_each_other_are_said_together() -> None:
+def test_consecutive_missing_nodes_are_grouped() -> None:
     node_of = {rank: rank // 8 for rank in range(100_000)}
     assert with_nodes([3, *range(9, 100_000)], node_of) == "3 (node 0), 9-99999 (nodes 1-12499)"
     assert with_nodes([8, 10, 16, 32], node_of) == "8, 10 (node 1), 16 (node 2), 32 (node 4)"

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from captured import refused
 from conftest import Run
+from inside import LAUNCHERS, NodePlatform, node_platforms, ranks_per_node
 from test_not_alone import DOCUMENTED
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import LAUNCHERS, NODE_PLATFORMS
-from distboot.detection.node_platform import NodePlatform, ranks_per_node
 
+NODE_PLATFORMS = node_platforms(LAUNCHERS.values())
 ROWS = {one.name: one for one in NODE_PLATFORMS}
 
 
@@ -316,7 +316,7 @@ def test_two_nodes_start_their_ranks(distboot: Run, port: int, name: str, each: 
     assert lines == [f"{rank} {size} {rank % each} {rank // each}" for rank in range(size)]
 
 
-def test_size_taken_for_nodes_is_said_with_the_missing(distboot: Run, port: int) -> None:
+def test_size_taken_for_nodes_is_reported_with_missing(distboot: Run, port: int) -> None:
     environ = {"NODE_RANK": "0", "WORLD_SIZE": "16", "MASTER_ADDR": "127.0.0.1"}
     words = ["run", "--nproc-per-node", "2", "--join-timeout", "1", "--", "true"]
     result = distboot(*words, env=environ | {"MASTER_PORT": str(port)})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from captured import ALL, Capture, Process, refused
 from conftest import Run
+from inside import LAUNCHERS, detect_here, node_platforms
 
 from distboot import (
     DistbootError,
@@ -15,8 +16,6 @@ from distboot import (
     detect,
     init,
 )
-from distboot.detection.detect import NODE_PLATFORMS
-from distboot.detection.here import detect_here
 
 FOLDER = Path(__file__).parents[1] / "signs"
 
@@ -271,7 +270,7 @@ def test_two_unknown_prefixes_that_disagree_are_both_named() -> None:
     assert "NODE_RANK=<number of this node> NUM_NODES=<nodes>" in refusal.hint
 
 
-def test_rank_0_of_1_is_no_proof_against_signs() -> None:
+def test_rank_0_of_1_outweighs_no_signs() -> None:
     one = {"RANK": "0", "WORLD_SIZE": "1"}
     refusal = refused({**one, **UNKNOWN})
     assert refusal.code == "not-alone"
@@ -307,7 +306,7 @@ def test_own_address_in_any_spelling_is_alone() -> None:
         (["10.0.0.4", "10.0.0.5"], False),
     ],
 )
-def test_name_of_several_addresses_is_own_if_all_are(found: list[str], *, is_alone: bool) -> None:
+def test_name_is_own_if_all_addresses_are(found: list[str], *, is_alone: bool) -> None:
     own = {"10.0.0.4", "10.0.1.4"}
 
     def place() -> Placement:
@@ -414,7 +413,8 @@ _OF_SEVERAL = {
     if _outcome(environ).get("launcher") != "single"
 }
 _OF_SEVERAL |= {
-    one.name: dict(word.split("=", 1) for word in one.sample.split(" ")) for one in NODE_PLATFORMS
+    one.name: dict(word.split("=", 1) for word in one.sample.split(" "))
+    for one in node_platforms(LAUNCHERS.values())
 }
 
 

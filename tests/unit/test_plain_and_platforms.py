@@ -3,9 +3,9 @@
 import pytest
 from captured import one, refused
 from documented import AZUREML_PYTORCH, PYTORCHJOB
+from inside import DERIVED_PORTS
 
 from distboot import Placement, detect
-from distboot.host import DERIVED_PORTS
 
 TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
 ONE_NODE = "openmpi-4.1.4/1node_4procs"
@@ -136,7 +136,7 @@ def test_loopback_is_no_address_for_two_nodes(here: str) -> None:
         assert detect({**one(TWO_NODES, 3), name: here}).master_addr is None
 
 
-def test_port_in_the_address_is_taken_and_must_not_contradict() -> None:
+def test_port_in_the_address_must_not_contradict() -> None:
     environ = {**one(TWO_NODES, 3), "MASTER_ADDR": "[fd00::4]:29501"}
     assert _address(detect(environ)) == ("fd00::4", 29501)
     assert "MASTER_PORT='29500' contradicts" in refused({**environ, "MASTER_PORT": "29500"}).message
@@ -150,7 +150,7 @@ def test_loopback_address_for_several_hosts_isrefused(host: str) -> None:
     assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr is not None
 
 
-def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
+def test_derived_ports_fit_a_job_and_spread() -> None:
     ports = [
         detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port
         for n in range(500)
@@ -222,9 +222,15 @@ def test_message_is_bounded_and_escaped() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["user:hun/ter2@host", "user:hunter2 hunter2@host", "http://u:hun@ter2@host", "https://hunter2@host:80",
-     "user:" + "hunter2" * 50 + "@host", "x" * 185 + "user:hunter2hunter2@host"],
-)  # fmt: skip
+    [
+        "user:hun/ter2@host",
+        "user:hunter2 hunter2@host",
+        "http://u:hun@ter2@host",
+        "https://hunter2@host:80",
+        "user:" + "hunter2" * 50 + "@host",
+        "x" * 185 + "user:hunter2hunter2@host",
+    ],
+)
 def test_no_part_of_a_password_is_shown(value: str) -> None:
     for name in ("MASTER_ADDR", "RANK"):
         assert "hunter" not in str(
@@ -232,7 +238,7 @@ def test_no_part_of_a_password_is_shown(value: str) -> None:
         )
 
 
-def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
+def test_single_process_needs_no_address() -> None:
     # Kubernetes sets it in every pod for a Service called master.
     placement = detect({"MASTER_PORT": "tcp://10.0.0.1:80"})
     assert (placement.launcher, placement.master_addr) == ("single", "127.0.0.1")
@@ -256,13 +262,13 @@ def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
         *("CROSS_RANK", "HOROVOD_CROSS_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
     ],
 )
-def test_trace_of_an_unknown_launcher_is_not_a_single_process(variable: str) -> None:
+def test_trace_of_unknown_launcher_is_not_single(variable: str) -> None:
     assert refused({variable: "3"}).code == "unsupported-launcher"
     for name in ("single", "none"):
         assert detect({variable: "3"}, launcher=name).world_size == 1
 
 
-def test_pmix_alone_is_refused_with_the_variable_to_pass_which_is_enough() -> None:
+def test_pmix_alone_is_refused_with_its_remedy() -> None:
     refusal = refused({"PMIX_RANK": "3"})
     assert "docker run -e OMPI_COMM_WORLD_SIZE " in refusal.hint
     placement = detect({"PMIX_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})

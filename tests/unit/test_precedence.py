@@ -3,20 +3,21 @@
 import pytest
 from captured import ALL, one, refused, wrong_numbers
 from documented import tf_config
+from inside import LAUNCHERS, for_launcher, merged, variables
 
 from distboot import detect
-from distboot.detection.detect import INNERMOST_FIRST
-from distboot.detection.export import for_launcher, merged, variables
 
-OPENMPI, UNEVEN_STEP = "openmpi-5.0.11/uneven_3_1", "slurm-srun-22.05.8/uneven_3_1_default"
+OPENMPI = "openmpi-5.0.11/uneven_3_1"
+UNEVEN_STEP = "slurm-srun-22.05.8/uneven_3_1_default"
 INTELMPI = "intelmpi-2021.19.0/2nodes_2procs"
 
 
 def test_launcher_names_are_unique_and_documented() -> None:
-    names = [launcher.name for launcher in INNERMOST_FIRST]
-    assert len(set(names)) == len(names)
-    assert names[-1] == "single"
-    assert all(launcher.source and launcher.title for launcher in INNERMOST_FIRST)
+    assert list(LAUNCHERS)[-1] == "single"
+    for name, launcher in LAUNCHERS.items():
+        assert launcher.name == name
+        assert launcher.source
+        assert launcher.title
 
 
 _FIRST = {
@@ -40,7 +41,7 @@ def test_launcher_below_the_wrapper_owns_the_rank(outer: str, inner: str) -> Non
 @pytest.mark.parametrize(
     "job", [(), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID")], ids=str
 )
-def test_step_of_the_daemons_is_no_news_in_a_container(job: tuple[str, ...]) -> None:
+def test_step_of_daemons_is_normal_in_container(job: tuple[str, ...]) -> None:
     """It gets what the wrapper has exported, rank and size of mpirun, and some of what srun has set for the daemon."""
     environ = one("slurm-sbatch+openmpi5-22.05.8/mpirun_2nodes_2procs", 2)
     exported = merged(variables(detect(environ), environ, met=True), environ)
@@ -63,7 +64,7 @@ def test_step_of_the_daemons_is_no_news_in_a_container(job: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     "left_over", [{"WORLD_SIZE": "4"}, {"LOCAL_RANK": "7"}, {"RANK": "abc"}, {"TF_CONFIG": "{"}]
 )
-def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(
+def test_half_a_plain_launcher_is_ignored_and_noted(
     left_over: dict[str, str],
 ) -> None:
     placement = detect({**one(OPENMPI, 3), **left_over})
@@ -71,7 +72,7 @@ def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(
     assert any(next(iter(left_over)) in note for note in placement.notes)
 
 
-def test_named_launcher_wins_and_the_argument_over_the_variable() -> None:
+def test_named_launcher_wins_and_argument_beats_variable() -> None:
     both = {**one(OPENMPI, 3), "RANK": "0", "WORLD_SIZE": "2"}
     for environ, name in ((both, "torch"), ({**both, "DISTBOOT_LAUNCHER": "torch"}, None)):
         placement = detect(environ, launcher=name)
@@ -80,7 +81,7 @@ def test_named_launcher_wins_and_the_argument_over_the_variable() -> None:
         assert detect(environ, launcher="single").world_size == 1
 
 
-def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
+def test_plain_rank_of_same_size_is_noted() -> None:
     # Exported once in a batch script: the same RANK for every task.
     placement = detect(
         {**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"}
@@ -104,7 +105,7 @@ def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
         ("torchrun-2.13.0/2nodes_2procs_c10d", "torchrun"),
     ],
 )
-def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, launcher: str) -> None:
+def test_launcher_inside_slurm_wins_and_notes_it(inner: str, launcher: str) -> None:
     # The step of one task per node with which these launchers' daemons are started.
     step = one("slurm-srun-22.05.8/2nodes_1proc", 1)
     placement = detect({**step, **one(inner, 3)})
@@ -167,7 +168,7 @@ def test_contradiction_of_a_launcher_is_refused(
         ("deepspeed-0.19.8/pdsh_uneven_3_2", "LOCAL_RANK", [0, 1, 2, 1, 0]),
     ],
 )
-def test_local_rank_is_the_launchers_own_in_whatever_order(
+def test_local_rank_is_the_launchers_in_any_order(
     capture: str, source: str, local_ranks: list[int]
 ) -> None:
     placements = [detect(one(capture, rank)) for rank in range(len(local_ranks))]
@@ -175,15 +176,19 @@ def test_local_rank_is_the_launchers_own_in_whatever_order(
     assert {placement.sources["local_rank"] for placement in placements} == {source}
 
 
-def test_ranks_of_a_heterogeneous_step_do_not_say_where_rank_0_is() -> None:
+def test_heterogeneous_ranks_leave_rank_0_unknown() -> None:
     # The list of hosts is sorted by name, and the ranks need not be.
     assert detect(one("slurm-het-22.05.8/salloc_srun_colon_n", 0)).master_addr is None
 
 
-ONE_TASK_A_NODE, STEP = "slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"
-MPICH, MPICH_ALONE = one("mpich-4.0.2/2nodes_2procs", 0), one("mpich-4.0.2/1node_1proc", 0)
-MPI_5, MPI_5_ALONE = one("openmpi-5.0.11/2nodes_2procs", 0), one("openmpi-5.0.11/1node_1proc", 0)
-MPI_4, INTELMPI_0 = one("openmpi-4.1.4/2nodes_2procs", 0), one(INTELMPI, 0)
+ONE_TASK_A_NODE = "slurm-srun-22.05.8/2nodes_1proc"
+STEP = "slurm-srun-22.05.8/2nodes_2procs"
+MPICH = one("mpich-4.0.2/2nodes_2procs", 0)
+MPICH_ALONE = one("mpich-4.0.2/1node_1proc", 0)
+MPI_5 = one("openmpi-5.0.11/2nodes_2procs", 0)
+MPI_5_ALONE = one("openmpi-5.0.11/1node_1proc", 0)
+MPI_4 = one("openmpi-4.1.4/2nodes_2procs", 0)
+INTELMPI_0 = one(INTELMPI, 0)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ MPI_4, INTELMPI_0 = one("openmpi-4.1.4/2nodes_2procs", 0), one(INTELMPI, 0)
         (one(STEP, 1), MPI_5_ALONE, "0 of 1, 1 of 4"),
     ],
 )
-def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(
+def test_launchers_without_a_known_order_are_refused(
     environ: dict[str, str], others: dict[str, str], ranks: str
 ) -> None:
     refusal = refused({**environ, **others})
@@ -219,7 +224,7 @@ def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(
     assert all(f"rank {rank}" in refusal.message for rank in ranks.split(", "))
 
 
-def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> None:
+def test_foreign_local_rank_shows_a_foreign_rank() -> None:
     # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE again, next to what is left over of Intel MPI.
     left_over = {
         "I_MPI_HYDRA_UUID": "u",
@@ -234,14 +239,23 @@ def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> 
 
 
 OUTER = [
-    ("plain-python-3.11/nothing", 0), ("openmpi-5.0.11/1node_4procs", 0), ("openmpi-4.1.4/2nodes_1proc", 1),
-    ("mpich-4.0.2/1node_4procs", 0), ("slurm-srun-22.05.8/2nodes_1proc", 0), ("horovodrun-0.28.1/gloo_1node_4procs", 0),
-]  # fmt: skip
+    ("plain-python-3.11/nothing", 0),
+    ("openmpi-5.0.11/1node_4procs", 0),
+    ("openmpi-4.1.4/2nodes_1proc", 1),
+    ("mpich-4.0.2/1node_4procs", 0),
+    ("slurm-srun-22.05.8/2nodes_1proc", 0),
+    ("horovodrun-0.28.1/gloo_1node_4procs", 0),
+]
 INNER = [
-    "torchrun-2.13.0/1node_4procs", "torchrun-2.13.0/2nodes_2procs_c10d", "deepspeed-0.19.8/1node_4procs",
-    "horovodrun-0.28.1/gloo_1node_4procs", "openmpi-5.0.11/1node_4procs", "openmpi-4.1.4/1node_4procs",
-    "mpich-4.0.2/1node_4procs", "slurm-srun-22.05.8/2nodes_2procs",
-]  # fmt: skip
+    "torchrun-2.13.0/1node_4procs",
+    "torchrun-2.13.0/2nodes_2procs_c10d",
+    "deepspeed-0.19.8/1node_4procs",
+    "horovodrun-0.28.1/gloo_1node_4procs",
+    "openmpi-5.0.11/1node_4procs",
+    "openmpi-4.1.4/1node_4procs",
+    "mpich-4.0.2/1node_4procs",
+    "slurm-srun-22.05.8/2nodes_2procs",
+]
 _OF_HOROVOD = {
     "HOROVOD_RANK": "0",
     "HOROVOD_SIZE": "4",
@@ -262,9 +276,7 @@ OF_FRAMEWORKS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(("outer", "rank"), OUTER, ids=[name for name, _ in OUTER])
-def test_any_launcher_below_the_wrapper_under_any_other_owns_its_ranks(
-    outer: str, rank: int, inner: str
-) -> None:
+def test_any_launcher_below_any_wrapper_owns_ranks(outer: str, rank: int, inner: str) -> None:
     """With whatever the wrapper has exported for the outer rank, which is often the same number."""
     if outer == inner or (outer.startswith("mpich") and inner.startswith("slurm")):
         # The very same process; and MPICH's PMI_RANK, which stays there and contradicts srun, is an error
@@ -285,7 +297,7 @@ def test_any_launcher_below_the_wrapper_under_any_other_owns_its_ranks(
             assert deeper[:8] == placement[:8]
 
 
-def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> None:
+def test_variables_of_a_foreign_launcher_are_noted() -> None:
     placement = detect(
         {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "RANK": "2", "WORLD_SIZE": "3"}
     )
@@ -295,7 +307,7 @@ def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> 
     )
 
 
-def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> None:
+def test_inner_open_mpi_5_ignores_outer_4_nodes() -> None:
     assert detect({**MPI_5, "OMPI_MCA_orte_num_nodes": "4"}).num_nodes is None
 
 

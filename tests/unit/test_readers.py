@@ -37,10 +37,39 @@ def test_addresses(text: str, address: tuple[str, int | None]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":1", "a:", "a:b", "[::1", "[::1]x", "[::1]:", "[a]:1", "1.2.3", "1.2.3.4.5", "256.1.1.1", "010.0.0.1", "1234",
-     "a b", "a/b", "-a", "tcp://a:1", "g::1", "a" * 254, "a\n", "a\x00", "é", "1.2.3.٤",
-     "a..b", "a" * 64, "fe80::1%", "fe80::1%e\nexport X=1", "fe80::1%a,rank=0", "fe80::1%a b", "h:029500"],
-)  # fmt: skip
+    [
+        "",
+        ":1",
+        "a:",
+        "a:b",
+        "[::1",
+        "[::1]x",
+        "[::1]:",
+        "[a]:1",
+        "1.2.3",
+        "1.2.3.4.5",
+        "256.1.1.1",
+        "010.0.0.1",
+        "1234",
+        "a b",
+        "a/b",
+        "-a",
+        "tcp://a:1",
+        "g::1",
+        "a" * 254,
+        "a\n",
+        "a\x00",
+        "é",
+        "1.2.3.٤",
+        "a..b",
+        "a" * 64,
+        "fe80::1%",
+        "fe80::1%e\nexport X=1",
+        "fe80::1%a,rank=0",
+        "fe80::1%a b",
+        "h:029500",
+    ],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is|has) "):
         parse_address(text)
@@ -78,11 +107,40 @@ def test_hostlists(text: str, hosts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
-     "n[1-9999999999]", "n[1-999][1-9999]", "n[1-65537]", "n[1-3]x", "a[1-2],b[3-4]c", "-a", "-[1]", "n[1]]", "]n[1]",
-     "n[0x1]", "n[1-2-3]", "n\n", "n[1]" * 10_000 + "x",
-      "n" + "[1-65536]" * 10_000, "n[" + "1," * 100_000, "a" * 100_000 + "!"],
-)  # fmt: skip
+    [
+        "",
+        ",",
+        "a,",
+        "a,,b",
+        "n[",
+        "n[]",
+        "n]",
+        "n[1",
+        "n[1-]",
+        "n[-1]",
+        "n[3-1]",
+        "n[a]",
+        "n[[1]]",
+        "n[1,]",
+        "a b",
+        "n[1-9999999999]",
+        "n[1-999][1-9999]",
+        "n[1-65537]",
+        "n[1-3]x",
+        "a[1-2],b[3-4]c",
+        "-a",
+        "-[1]",
+        "n[1]]",
+        "]n[1]",
+        "n[0x1]",
+        "n[1-2-3]",
+        "n\n",
+        "n[1]" * 10_000 + "x",
+        "n" + "[1-65536]" * 10_000,
+        "n[" + "1," * 100_000,
+        "a" * 100_000 + "!",
+    ],
+)
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is not a hostlist|names more)"):
         expand_hosts(text)
@@ -96,7 +154,8 @@ def test_hostlists_are_read_as_slurm_reads_them(tmp_path: Path) -> None:
     """Whatever is accepted is what scontrol makes of it, and what scontrol rejects is rejected."""
     conf = tmp_path / "slurm.conf"
     conf.write_text(
-        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=p Nodes=localhost\n"
+        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=p "
+        "Nodes=localhost\n"
     )
     random = Random(3)
     pieces = [
@@ -126,8 +185,12 @@ def test_hostlists_are_read_as_slurm_reads_them(tmp_path: Path) -> None:
             ours = None
         said = subprocess.run(
             [str(_SCONTROL), "show", "hostnames", text],
-            capture_output=True, text=True, timeout=20, check=False, env={"SLURM_CONF": str(conf)},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env={"SLURM_CONF": str(conf)},
+        )
         theirs = None if "nvalid hostlist" in said.stderr + said.stdout else said.stdout.split()
         if ours is not None:
             accepted += 1

@@ -48,11 +48,14 @@ def test_rank_0_may_come_last() -> None:
     assert rank.met() == membership
 
 
-def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_enough(
+def test_missing_ranks_are_named_everywhere_after_waiting(
     rank0: StartRank0,
 ) -> None:
     first = rank0(3, 600)
-    said = "2 of 3 ranks joined within the join timeout of rank 1, which was over first; missing: rank 2"
+    said = (
+        "2 of 3 ranks joined within the join timeout of rank 1, which was over "
+        "first; missing: rank 2"
+    )
     for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
@@ -84,7 +87,7 @@ _TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]
         ),
     ],
 )
-def test_what_does_not_fit_ends_the_job_at_once(
+def test_what_does_not_fit_ends_the_job(
     rank0: StartRank0, records: list[WorkerInfo], code: str, said: str
 ) -> None:
     first = rank0(4, 600)
@@ -100,22 +103,20 @@ def test_index_of_an_accelerator_means_its_own_node(rank0: StartRank0) -> None:
     assert Rank(first.port, record(1, 2, "b", device="nvidia0")).met() == first.met()
 
 
-def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later(
+def test_problem_of_one_rank_reaches_even_latecomers(
     rank0: StartRank0,
 ) -> None:
     problem = ("unknown-interface", "GLOO_SOCKET_IFNAME='ib0'", "unset it")
     first = rank0(4, 600)
-    early, culprit = (
-        Rank(first.port, record(1, 4)),
-        Rank(first.port, record(2, 4, "b", problem=problem)),
-    )
+    early = Rank(first.port, record(1, 4))
+    culprit = Rank(first.port, record(2, 4, "b", problem=problem))
     assert culprit.failed().code == early.failed().code == "unknown-interface"
     late = Rank(first.port, record(3, 4)).failed()
     for error in (early.failed(), late, first.failed()):
         assert "rank 2 on 'b': GLOO_SOCKET_IFNAME='ib0'" in error.message
 
 
-def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
+def test_rank_that_joined_and_left_is_reported(rank0: StartRank0) -> None:
     first = rank0(3, 1.0)
     gone = peer(first.port, HELLO + OPEN.sign(record(1, 3, "b")))
     gone.recv(100)
@@ -126,7 +127,7 @@ def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
     )
 
 
-def test_end_of_an_old_connection_does_not_undo_a_newer_one(rank0: StartRank0) -> None:
+def test_end_of_old_connection_keeps_the_new(rank0: StartRank0) -> None:
     first = rank0(3, 600)
     old = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
     old.recv(1000)
@@ -135,7 +136,7 @@ def test_end_of_an_old_connection_does_not_undo_a_newer_one(rank0: StartRank0) -
     assert Rank(first.port, record(2, 3)).met() == again.met()
 
 
-def test_accelerator_of_a_rank_that_has_gone_is_free() -> None:
+def test_accelerator_of_a_gone_rank_is_free() -> None:
     register = JoinTable(3)
     register.add(record(1, 3, device="GPU-1"))
     register.remove(1)
@@ -144,7 +145,7 @@ def test_accelerator_of_a_rank_that_has_gone_is_free() -> None:
         register.add(record(1, 3, device="GPU-1"))
 
 
-def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -> None:
+def test_missing_ranks_are_ranges_with_proved_nodes() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert ranges(range(0, 100, 2)).endswith("and 30 more")
     register = JoinTable(104)
@@ -158,7 +159,15 @@ def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -
         register.add(record(rank, 104, f"n{rank // 8}", **placed))
     assert register.progress() == "96/104 ranks joined; missing: ranks 96-103 (node 12)"
     register.add(
-        record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13)
+        record(
+            97,
+            104,
+            "n12",
+            local_rank=1,
+            local_world_size=1,
+            node_rank=12,
+            num_nodes=13,
+        )
     )
     assert register.progress() == "97/104 ranks joined; missing: ranks 96, 98-103", (
         "not every node has eight"
@@ -176,7 +185,7 @@ def test_file_limit_is_raised_where_it_may_be(rank0: StartRank0) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, str]) -> None:
+def test_every_rank_receives_a_low_file_limit(clean_env: dict[str, str]) -> None:
     script = """
 import resource
 from rendezvous_peers import Rank0, record
@@ -200,10 +209,9 @@ print(first.failed().message)
 
 
 @pytest.mark.parametrize("secret", ["", "secret"])
-def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
-    rank0: StartRank0, secret: str
-) -> None:
-    first, gate = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
+def test_all_go_with_the_last_and_its_offers(rank0: StartRank0, secret: str) -> None:
+    first = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000"))
+    gate = threading.Event()
     slow = Rank(
         first.port, record(1, 3), 20, secret, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20)
     )
@@ -217,7 +225,7 @@ def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
     ] * 3
 
 
-def test_ranks_that_get_ready_with_one_accelerator_are_refused(rank0: StartRank0) -> None:
+def test_ranks_ready_with_one_accelerator_are_refused(rank0: StartRank0) -> None:
     first = rank0(3, ready=Ready("GPU-0"))
     ranks = [Rank(first.port, record(rank, 3), ready=Ready("GPU-7")) for rank in (1, 2)]
     for error in [each.failed() for each in (first, *ranks)]:
@@ -238,7 +246,7 @@ def test_ranks_that_get_ready_with_one_accelerator_are_refused(rank0: StartRank0
         OPEN.sign(record(2, 3)),
     ],
 )
-def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) -> None:
+def test_nonsense_from_a_rank_ends_all(rank0: StartRank0, said: bytes) -> None:
     first = rank0(3, 600, ready=Ready())
     patient = Rank(first.port, record(1, 3), ready=Ready())
     with peer(first.port, HELLO + OPEN.sign(record(2, 3))) as strange:
@@ -250,10 +258,11 @@ def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) 
             assert "ended before the framework could start" in error.message
 
 
-def test_who_comes_while_the_others_get_ready_is_told_that_his_place_is_taken(
+def test_latecomer_is_told_its_place_is_taken(
     rank0: StartRank0,
 ) -> None:
-    first, gate = rank0(3, 600, ready=Ready()), threading.Event()
+    first = rank0(3, 600, ready=Ready())
+    gate = threading.Event()
     ranks = [Rank(first.port, record(1, 3), ready=Ready(), gate=lambda _: gate.wait(20))]
     ranks.append(Rank(first.port, record(2, 3), ready=Ready()))
     while ranks[1].membership is None:

@@ -64,7 +64,8 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     "order", [[0, 0], [0, 2], [0, 1, 0], [0, 1, 2, 2]], ids=("repeated", "left out", "again", "end")
 )
 def test_frame_out_of_its_order_is_refused(order: list[int]) -> None:
-    theirs, ours = _channel(us="this rank"), _channel()
+    theirs = _channel(us="this rank")
+    ours = _channel()
     sent = [theirs.sign(message) for message in (record(1, 2), None, Detach())]
     kinds = (WorkerInfo, type(None), Detach)
     *before, last = order
@@ -78,7 +79,8 @@ def test_frame_out_of_its_order_is_refused(order: list[int]) -> None:
 def test_broadcast_is_authenticated_for_each_alone(length: int) -> None:
     hosts = ("x" * 1000,) * (length // 1000)
     broadcast = Broadcast(Members(hosts, (), None))
-    one, other = {"challenge": "1"}, {"challenge": "2"}
+    one = {"challenge": "1"}
+    other = {"challenge": "2"}
     for its, of_stranger in ((one, other), (other, one), ({"secret": ""}, one)):
         data = broadcast.sign(_channel(**its))
         assert len(data) < 5000, "it is compressed"

@@ -14,13 +14,11 @@ from distboot.base.errors import DistbootError
 from distboot.job.messages import Phases
 from distboot.rendezvous.events import (
     ClockOffset,
+    Clocks,
     EventLog,
-    JobState,
     JoinLog,
     Kind,
     own_steps,
-    slowest,
-    spans,
 )
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
@@ -31,6 +29,8 @@ from distboot.report.content import (
     summary_line,
 )
 from distboot.report.files import page
+from distboot.report.job_state import JobState
+from distboot.report.steps import slowest, spans
 
 PAIR = Membership(("node-0",), ((0, 1),))
 HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
@@ -53,7 +53,14 @@ def _trained(size: int) -> Log:
 def test_report_is_made_of_events_and_membership_alone() -> None:
     log = _trained(2).at(NOON + 60, "failing", 1, text="exit code 3")
     log.at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
-    log.at(NOON + 61, "exited", 1, exit_code=3, **EXIT, traceback="whole")
+    log.at(
+        NOON + 61,
+        "exited",
+        1,
+        exit_code=3,
+        **EXIT,
+        traceback="whole",
+    )
     log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
@@ -86,8 +93,11 @@ def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
     assert kinds > 2 or said.endswith("1 (job), 1 (52 ranks), 2 (52 ranks)")
 
 
-def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
-    text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
+def test_summary_refers_to_the_early_ranks_headline() -> None:
+    text = (
+        "rank 1 exited with code 0 while 3 others were still training, there; "
+        "then rank 0 failed, because it did"
+    )
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
     said = summary_line(log, PAIR, Doubts(), NOON + 63)
     assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
@@ -118,9 +128,27 @@ def test_state_follows_from_the_events(
 
 
 @pytest.mark.parametrize("kind", ["late", "failed", ""])
-def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
-    log = Log().at(NOON, "late", 0, ranks=[0], text="once", stacks=[]).at(NOON, "late_over", 0)
-    log.at(NOON, "late", 1, ranks=[1, 2], text="waiting for ranks 1-2", stacks=[])
+def test_rank_awaited_to_the_end_is_late(kind: str) -> None:
+    log = (
+        Log()
+        .at(
+            NOON,
+            "late",
+            0,
+            ranks=[0],
+            text="once",
+            stacks=[],
+        )
+        .at(NOON, "late_over", 0)
+    )
+    log.at(
+        NOON,
+        "late",
+        1,
+        ranks=[1, 2],
+        text="waiting for ranks 1-2",
+        stacks=[],
+    )
     for rank, more in {
         0: {"exit_code": 1},
         1: {"exit_code": 143, "external_signal": 15},
@@ -129,11 +157,13 @@ def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
         log.at(NOON, "exited", rank, **{**EXIT, **more})
     job = JobState(log.at(NOON, "root_cause", 1, kind=kind, **CAUSE) if kind else log)
     assert [job.of_rank(rank) for rank in range(3)] == [
-        "failed later", "failed first" if kind == "failed" else "late", "ended",
-    ]  # fmt: skip
+        "failed later",
+        "failed first" if kind == "failed" else "late",
+        "ended",
+    ]
 
 
-def test_rank_that_left_before_all_had_joined_is_missing() -> None:
+def test_rank_that_left_while_joining_is_missing() -> None:
     log = JoinLog(record(0, 3))
     for rank in (1, 2):
         log.joined(record(rank, 3), welcomed=0.0)
@@ -142,7 +172,7 @@ def test_rank_that_left_before_all_had_joined_is_missing() -> None:
     assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
 
 
-def test_events_of_a_large_job_are_bounded_and_the_rare_ones_stay() -> None:
+def test_events_of_large_jobs_are_bounded_by_kind() -> None:
     log = _trained(4000).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
     membership = Membership(("node-0",), (tuple(range(4000)),))
     report: Any = job_report(log, membership, Doubts(), NOON + 63)
@@ -151,7 +181,7 @@ def test_events_of_a_large_job_are_bounded_and_the_rare_ones_stay() -> None:
     assert sorted(report["events"], key=lambda one: one["time"]) == report["events"]
 
 
-def test_what_a_rank_sends_again_and_again_is_bounded() -> None:
+def test_repeated_messages_of_a_rank_are_bounded() -> None:
     log = EventLog()
     for _ in range(10_000):
         log.add("phases", 3, group_ready=1.0)
@@ -159,7 +189,7 @@ def test_what_a_rank_sends_again_and_again_is_bounded() -> None:
     assert len(log) == 101
 
 
-def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
+def test_page_works_without_script_and_escapes_markup() -> None:
     log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
     report = startup_report(log, None, DistbootError("missing-rank", HOSTILE, HOSTILE), NOON + 300)
     text = page(report)
@@ -171,7 +201,10 @@ def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
     assert len({found for pair in nonces for found in pair if found}) == 1
     static = re.sub(r"<(style|script).*?</\1>", "", text, flags=re.DOTALL)
     assert '<span class="badge failed">failed</span>' in static
-    shown = "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} \\u2028 \\udcff &amp; &#x27;&quot;"
+    shown = (
+        "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} "
+        "\\u2028 \\udcff &amp; &#x27;&quot;"
+    )
     assert f"<h1>The job did not start: {shown[:60]}" in static
     assert f"<p>{shown}</p>" in static
     assert f"<b>What to do:</b> {shown}" in static
@@ -187,7 +220,7 @@ def test_every_event_is_documented() -> None:
     assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == get_args(Kind)
 
 
-def test_template_asks_the_network_for_nothing_and_writes_no_markup() -> None:
+def test_template_uses_no_network_and_writes_no_markup() -> None:
     template = (PACKAGE / "report" / "page.html").read_text()
     assert not re.search(
         r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", template
@@ -210,7 +243,7 @@ def test_steps_of_a_newer_distboot_are_left_out() -> None:
     assert own_steps({"group_ready": 5, "coffee_made": 6}) == {"group_ready": 5.0}
 
 
-def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0(
+def test_clock_is_bracketed_by_those_of_rank_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = JoinLog(record(0, 3))
@@ -218,10 +251,10 @@ def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0(
     for rank, node in ((1, "a"), (2, "b")):
         log.joined(record(rank, 3, node=node, clock=107.0), welcomed=100.0)
     assert JobState(log).clock(2) == ClockOffset(offset=6.5, uncertainty=0.5)
-    assert JobState(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
+    assert Clocks(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
 
 
-def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
+def test_times_of_a_rank_are_rank_0_times() -> None:
     log = begun(2).at(12.0, "joined", 1, **join(process_start=107.0, detected=108.0, offset=97.5))
     log.at(13.0, "all_joined", findings=[]).at(16.0, "phases", 1, group_ready=112.5)
     assert JobState(EventLog.from_json(json.loads(json.dumps(log)))).steps(1) == {
@@ -241,7 +274,7 @@ def test_phases_are_between_what_is_known() -> None:
     assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}
 
 
-def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
+def test_slowest_of_a_phase_has_the_usual_time() -> None:
     ranks = {
         rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0}
         for rank in range(4)

@@ -13,7 +13,7 @@ from supervised import pair, until
 from distboot.agent.backlog import Backlog
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.heartbeat import HeartbeatConnection
-from distboot.agent.loop import DISCONNECTED
+from distboot.agent.peer_watch import DISCONNECTED
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
@@ -27,7 +27,7 @@ from distboot.job.messages import (
 )
 from distboot.job.root_cause import ranks_of
 from distboot.rendezvous.connection_pool import Connection
-from distboot.rendezvous.events import EventLog, JobState
+from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
@@ -41,6 +41,7 @@ from distboot.rendezvous.messages import (
     Resumed,
 )
 from distboot.rendezvous.protocol import Broadcast, Channel, ProtocolError
+from distboot.report.job_state import JobState
 
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0,), (1,)), round=3)
 SETTINGS = SupervisionSettings(grace=5)
@@ -62,9 +63,15 @@ class Job:
         keys.has_begun = True
         self.log = EventLog()
         self.side = FailureCoordinator(
-            ranks_of(MEMBERSHIP), {1: self.line}, SETTINGS, False, self.say,
-            membership=MEMBERSHIP, keys=keys, log=self.log,
-        )  # fmt: skip
+            ranks_of(MEMBERSHIP),
+            {1: self.line},
+            SETTINGS,
+            False,
+            self.say,
+            membership=MEMBERSHIP,
+            keys=keys,
+            log=self.log,
+        )
         self.side.take(0, Register(100), self.now)
         self.send(Register(101))
         self.read()
@@ -145,7 +152,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
         yield one
 
 
-def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
+def test_agent_that_returns_in_time_is_no_failure(job: Job) -> None:
     job.end()
     job.turn(0.05)
     job.side.expect_return()  # it greets, and takes a while
@@ -192,12 +199,18 @@ def test_what_came_over_the_old_connection_counts(job: Job) -> None:
 @pytest.mark.parametrize(
     ("attempt", "why"),
     [
-        (lambda job: job.come_back(1, round_=2), "goes on in round 2 of the job, and this is round 3"),
+        (
+            lambda job: job.come_back(1, round_=2),
+            ("goes on in round 2 of the job, and this is round 3"),
+        ),
         (lambda job: job.come_back(2), "has received 2 of 1 messages"),
-        (lambda job: job.come_back(0, agent=0), "goes on as rank 0, which is not connected any more"),
+        (
+            lambda job: job.come_back(0, agent=0),
+            ("goes on as rank 0, which is not connected any more"),
+        ),
     ],
     ids=["another-round", "more-than-was-sent", "another-rank"],
-)  # fmt: skip
+)
 def test_peer_that_cannot_go_on_is_refused(
     job: Job, attempt: Callable[[Job], None], why: str
 ) -> None:
@@ -216,7 +229,7 @@ def test_rank_that_was_given_up_is_refused(job: Job) -> None:
         job.come_back(received=1)
 
 
-def test_frames_of_before_are_refused_on_a_new_connection() -> None:
+def test_old_frames_are_refused_on_new_connections() -> None:
     with closing(Job(SECRET)) as job:
         old = job.channel.sign(Exited(ExitStatus(code=1, when=1.0)), 1)
         job.come_back(received=1)
@@ -273,7 +286,7 @@ def test_agent_that_speaks_again_is_waited_for(
     assert job.side.over(job.now + 0.1) is not speaks
 
 
-def test_message_that_is_not_kept_is_not_passed_over() -> None:
+def test_unkept_message_is_not_skipped() -> None:
     backlog = Backlog()
     for _ in range(3):
         backlog.add(1, Broadcast(Resumed(1)))

@@ -78,26 +78,51 @@ def test_invalid_log_format_is_refused(distboot: Run) -> None:
 @pytest.mark.parametrize(
     ("env", "what", "hint"),
     [
-        ({"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
-         "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
-         "use some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
-        ({"DISTBOOT_STOP_BEFORE_END": "60"},
-         "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
-         "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"),
-        ({"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
-         "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970", "date +%s prints the time now"),
-        ({"DISTBOOT_STOP_BEFORE_END": "-1"},
-         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "use a number of seconds above 0, at most 86400"),
-        ({"DISTBOOT_STOP_NOTICE": "gcp"}, "DISTBOOT_STOP_NOTICE='gcp' is not a provider of stop notices",
-         "use azure or aws, or unset it"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "nowhere"}, "DISTBOOT_NOTICE_ADDRESS='nowhere' is not a host with a port",
-         "unset it, or use HOST:PORT"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "a\nb:80"}, "DISTBOOT_NOTICE_ADDRESS='a\\nb:80' is not a host with a port",
-         "unset it, or use HOST:PORT"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "a:70000"}, "DISTBOOT_NOTICE_ADDRESS='a:70000' is not a host with a port",
-         "unset it, or use HOST:PORT"),
+        (
+            {"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
+            "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
+            "use some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks",
+        ),
+        (
+            {"DISTBOOT_STOP_BEFORE_END": "60"},
+            (
+                "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: "
+                "SLURM_JOB_END_TIME is missing"
+            ),
+            "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it",
+        ),
+        (
+            {"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
+            ("SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970"),
+            "date +%s prints the time now",
+        ),
+        (
+            {"DISTBOOT_STOP_BEFORE_END": "-1"},
+            ("DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds"),
+            "use a number of seconds above 0, at most 86400",
+        ),
+        (
+            {"DISTBOOT_STOP_NOTICE": "gcp"},
+            ("DISTBOOT_STOP_NOTICE='gcp' is not a provider of stop notices"),
+            "use azure or aws, or unset it",
+        ),
+        (
+            {"DISTBOOT_NOTICE_ADDRESS": "nowhere"},
+            ("DISTBOOT_NOTICE_ADDRESS='nowhere' is not a host with a port"),
+            "unset it, or use HOST:PORT",
+        ),
+        (
+            {"DISTBOOT_NOTICE_ADDRESS": "a\nb:80"},
+            ("DISTBOOT_NOTICE_ADDRESS='a\\nb:80' is not a host with a port"),
+            "unset it, or use HOST:PORT",
+        ),
+        (
+            {"DISTBOOT_NOTICE_ADDRESS": "a:70000"},
+            ("DISTBOOT_NOTICE_ADDRESS='a:70000' is not a host with a port"),
+            "unset it, or use HOST:PORT",
+        ),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
     with pytest.raises(distboot.DistbootError) as caught:
         supervision_settings(env)

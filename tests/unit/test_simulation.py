@@ -8,14 +8,12 @@ from rendezvous_peers import Rank0, answers, peer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
+from inside import Frames, Go, Members, Ready, decode
 from simulate_messages import HELLO, lines_of, membership_of_nodes
 from simulate_messages import record as rank_of
 
-from distboot.rendezvous.messages import Go, Members, Ready
-from distboot.rendezvous.protocol import Frames, decode
 
-
-def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
+def test_measured_ranks_are_accepted_by_real_rank_0() -> None:
     first = Rank0(rank_of(0, 20), ready=Ready())
     lines = [(line, peer(first.port, HELLO)) for line in lines_of(20)]
     for line, connection in lines:

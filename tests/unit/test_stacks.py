@@ -12,9 +12,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from distboot.agent.hook_reader import HookReader
 from distboot.agent.loop import EventLoop
-from distboot.agent.monitored_process import HookReader, Process
 from distboot.agent.stack_reader import StackReader
+from distboot.base.process import Process
 from distboot.job.messages import Position
 from distboot.job.stacks import (
     MOST_FRAMES,
@@ -24,7 +25,7 @@ from distboot.job.stacks import (
     lines,
     waits,
     where,
-)  # fmt: skip
+)
 from distboot.rendezvous.messages import ShowStacks
 from distboot.rendezvous.protocol import BEFORE_AUTHENTICATION, decode, encode
 from distboot.script.progress import MOST_GROUPS
@@ -56,7 +57,10 @@ class Watched:
 
     def __init__(self, script: str, secret: str = "") -> None:
         self._pipe, writing = os.pipe()
-        begin = f"import os, sys, time\nfrom distboot.script import crash_hooks\ncrash_hooks.install({writing})\n"
+        begin = (
+            "import os, sys, time\nfrom distboot.script import "
+            f"crash_hooks\ncrash_hooks.install({writing})\n"
+        )
         said = "def ready():\n    print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + said + script],
@@ -107,7 +111,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         each.end()
 
 
-def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched]) -> None:
+def test_stack_of_a_process_is_read_repeatedly(watch: Callable[..., Watched]) -> None:
     watched = watch(
         "def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()"
     )
@@ -122,11 +126,17 @@ def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched
     [
         ("import re\nready()\nre.match('(a+)+b', 'a' * 99)", "in match (<string>:8)"),
         ("import signal\nready()\nos.kill(os.getpid(), signal.SIGSTOP)", "stopped by a signal"),
-        ("import signal\nsignal.signal(signal.SIGURG, signal.SIG_DFL)\nready()\ntime.sleep(60)", "at a place"),
+        (
+            (
+                "import signal\nsignal.signal(signal.SIGURG, "
+                "signal.SIG_DFL)\nready()\ntime.sleep(60)"
+            ),
+            "at a place",
+        ),
         ("ready()\nos.execvp('/bin/sleep', ['sleep', '60'])", "at a place"),
     ],
     ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
-)  # fmt: skip
+)
 def test_where_a_process_is_that_runs_no_python(
     watch: Callable[..., Watched], script: str, expected: str
 ) -> None:
@@ -179,7 +189,7 @@ def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> No
     assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
 
 
-def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
+def test_sigterm_is_reported_while_stacks_are_read() -> None:
     reading, writing = os.pipe()
     hooks = HookReader(reading)
     hooks.expects_stacks = True
@@ -199,7 +209,7 @@ def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
-def test_call_of_mpi_is_read_in_a_source_file(
+def test_call_of_mpi_is_read_in_source(
     watch: Callable[..., Watched], tmp_path: Path, source: str
 ) -> None:
     path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
@@ -224,7 +234,7 @@ exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_handler_of_the_script_for_the_signal_stays_also_in_a_fork(before: bool) -> None:
+def test_scripts_signal_handler_stays_in_a_fork(before: bool) -> None:
     sets = "signal.signal(signal.SIGURG, lambda *_: print('own', flush=True))"
     script = f"""
 import os, signal
@@ -307,7 +317,7 @@ Current thread 0x00007f04 (most recent call first):
     assert from_dump(dump.partition("Current")[0]) is None
 
 
-def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
+def test_equal_stacks_are_folded_rarest_first() -> None:
     job = {rank: Stacks(LOADS if rank == 95 else REDUCES) for rank in range(104)}
     assert lines(job) == [
         "rank 95: __next__ < train (train.py:80) < <module> (train.py:99)",
@@ -323,7 +333,7 @@ def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
     assert len(lines({0: long})[0]) < 5000
 
 
-def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:
+def test_signal_without_a_handler_is_ignored() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.send_signal(signal.SIGURG)
         process.communicate(b"\n")
@@ -343,7 +353,15 @@ def test_longest_answer_fits_into_a_message(letter: str) -> None:
     assert stacks is not None
     assert len(stacks.others) == 4
     counts = {f"{group}{letter * 58}": 2**63 for group in range(10, 10 + MOST_GROUPS)}
-    answer = Position(1, 1.5, counts, 2**63, 2**63, replace(stacks, state="s" * 200), 1.5)
+    answer = Position(
+        1,
+        1.5,
+        counts,
+        2**63,
+        2**63,
+        replace(stacks, state="s" * 200),
+        1.5,
+    )
     assert len(encode(answer)) <= BEFORE_AUTHENTICATION
     shown = ShowStacks(tuple(lines(dict.fromkeys(range(0, 20_000, 2), stacks))))
     assert len(encode(shown)) <= BEFORE_AUTHENTICATION

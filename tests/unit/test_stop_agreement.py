@@ -34,7 +34,8 @@ class Schedule:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.draw = seed, random.Random(seed)
+        self.seed = seed
+        self.draw = random.Random(seed)
         self.ranks = range(self.draw.randint(1, 5))
         self.in_step = self.draw.random() < 0.8  # whether they train together
         # What comes to no read: it has ended before, or it serves the others. It takes part in no collective.
@@ -141,7 +142,7 @@ class Schedule:
         self.to_rank_0[rank].append(counted[0])
 
 
-def test_all_ranks_stop_at_the_same_read_in_random_schedules() -> None:
+def test_random_schedules_stop_all_at_the_same_read() -> None:
     for seed in range(SCHEDULES):
         Schedule(seed).run()
 
@@ -165,7 +166,7 @@ def test_read_is_true_from_the_answer_on(
     assert answer(page, count, now) is expected
 
 
-def test_what_was_read_in_the_context_before_does_not_count() -> None:
+def test_reads_of_the_last_context_do_not_count() -> None:
     agreement = StopAgreement(range(2), limit=10.0)
     agreement.ask(now=1.0, lasts=False)
     assert not agreement.begin()
@@ -179,7 +180,7 @@ def test_what_was_read_in_the_context_before_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_stop_that_is_left_is_in_the_page_before_the_script_has_it(stops: bool) -> None:
+def test_pending_stop_is_in_the_new_page(stops: bool) -> None:
     pages = StopPages(limit=60.0)
     file = pages.new(0, stops=stops)
     assert file is not None
@@ -188,7 +189,7 @@ def test_stop_that_is_left_is_in_the_page_before_the_script_has_it(stops: bool) 
     assert not stops or answer(page, 1, time.monotonic_ns())
 
 
-def test_agent_names_a_script_that_does_not_come_to_its_read() -> None:
+def test_agent_names_a_script_that_never_reads() -> None:
     pages = Pages()
     pages.page[READS] = 7
     pages.ask(now=0.0)
@@ -213,8 +214,9 @@ def test_reads_go_on_when_rank_0_has_gone() -> None:
     assert answer(pages.page, 1, IN_TIME)
 
 
-def test_answer_to_nonsense_in_a_page_fits_into_all_pages() -> None:
-    pages, rank_0 = Pages(), StopAgreement([0], limit=60.0)
+def test_answer_to_nonsense_fits_into_all_pages() -> None:
+    pages = Pages()
+    rank_0 = StopAgreement([0], limit=60.0)
     pages.page[READS] = LARGEST
     pages.ask(0.0)
     rank_0.ask(0.0)

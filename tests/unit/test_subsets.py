@@ -18,13 +18,9 @@ import pytest
 from captured import ALL, Capture, one, refused, shared_local_ranks, wrong_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import LAUNCHERS, JoinTable, WorkerInfo, build_membership, signs
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection import signs
-from distboot.detection.detect import LAUNCHERS
-from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.messages import WorkerInfo
-from distboot.rendezvous.numbering import build_membership
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
 _ENOUGH = {name: [tuple(map(str, one.numbers[:2]))] for name, one in LAUNCHERS.items()}
@@ -94,11 +90,20 @@ def _when_they_meet(capture: Capture, placements: list[Placement]) -> str:
     register = JoinTable(placements[0].world_size)
     records = [
         WorkerInfo(
-            p.rank, p.launcher, "host", f"node {process.expected['node_rank']}", pid, str(pid), p.world_size,
-            p.local_rank, p.local_world_size, p.node_rank, p.num_nodes,
+            p.rank,
+            p.launcher,
+            "host",
+            f"node {process.expected['node_rank']}",
+            pid,
+            str(pid),
+            p.world_size,
+            p.local_rank,
+            p.local_world_size,
+            p.node_rank,
+            p.num_nodes,
         )
         for pid, (p, process) in enumerate(zip(placements, capture.processes, strict=True))
-    ]  # fmt: skip
+    ]
     try:
         for record in records:
             register.add(record)
@@ -113,7 +118,8 @@ class _Undecided(Mapping[str, str]):
     """An environment in which it is decided when it is asked for whether a variable was passed: at first it was not."""
 
     def __init__(self, environ: Mapping[str, str], passed: dict[str, bool]) -> None:
-        self._environ, self._passed = environ, passed
+        self._environ = environ
+        self._passed = passed
 
     def __getitem__(self, name: str) -> str:
         value = self._environ[name]
@@ -132,7 +138,8 @@ class _Undecided(Mapping[str, str]):
 def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """What becomes of every subset, in an order of chance: for how many subsets, which read the same, and what."""
     there = len(set().union(*(process.environ for process in capture.processes)).union(enough))
-    left, chance = [dict.fromkeys(enough, True)], random.Random(capture.name)
+    left = [dict.fromkeys(enough, True)]
+    chance = random.Random(capture.name)
     while left:
         passed = left.pop(chance.randrange(len(left)))
         known = len(passed)
@@ -145,7 +152,7 @@ def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, 
 
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_rank_and_size_are_enough_and_no_subset_gives_a_wrong_number(capture: Capture) -> None:
+def test_rank_and_size_suffice_and_subsets_never_mislead(capture: Capture) -> None:
     for enough in _ENOUGH[capture.launcher]:
         outcomes = [outcome for _, outcome in itertools.islice(_outcomes(capture, enough), 8)]
         if capture.launcher not in ("single", "slurm"):  # where rank 0 alone may be a batch script
@@ -187,26 +194,22 @@ def test_named_launcher_needs_rank_and_size_alone(capture: Capture) -> None:
 
 # -- rank 0 of a Slurm step, and a batch script
 
-_STEP, _BATCH = (
-    "slurm-sbatch-22.05.8/srun_2nodes_2procs",
-    "slurm-sbatch-22.05.8/batch_step_python_no_ntasks",
-)
+_STEP = "slurm-sbatch-22.05.8/srun_2nodes_2procs"
+_BATCH = "slurm-sbatch-22.05.8/batch_step_python_no_ntasks"
 _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_NODELIST"}
 
 
 @pytest.mark.parametrize(
     ("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())]
 )
-def test_task_0_of_slurm_is_known_by_a_variable_of_its_step_another_by_its_rank(
-    rank: int, more: set[str]
-) -> None:
+def test_slurm_tasks_are_proved_by_step_or_rank(rank: int, more: set[str]) -> None:
     placement = detect(_kept(one(_STEP, rank), _PASSED | more))
     assert (placement.launcher, placement.rank, placement.world_size) == ("slurm", rank, 4)
     assert placement.local_rank == rank % 2
 
 
 @pytest.mark.parametrize("environ", [_kept(one(_STEP, 0), _PASSED), _kept(one(_BATCH, 0), _PASSED)])
-def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pass(
+def test_possible_task_0_is_refused_with_its_remedy(
     environ: dict[str, str],
 ) -> None:
     refusal = refused(environ)
@@ -291,7 +294,7 @@ def _is_valid(p: Placement) -> bool:
 
 @settings(max_examples=3000, deadline=None)
 @given(mixtures(), st.sampled_from([None, None, None, "none", *LAUNCHERS]))
-def test_any_mixture_gives_a_valid_placement_or_a_named_error(
+def test_any_mixture_gives_a_placement_or_error(
     environ: dict[str, str], launcher: str | None
 ) -> None:
     before = dict(environ)

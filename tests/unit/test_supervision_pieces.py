@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from supervised import pair
 
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
-from distboot.agent.monitored_process import HookReader
+from distboot.agent.hook_reader import HookReader
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
@@ -79,7 +79,7 @@ def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], 
     )
 
 
-def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(
+def test_old_probe_of_an_ended_silence_is_dropped(
     silence: Callable[[float], None],
 ) -> None:
     with connected() as (line, _):
@@ -93,7 +93,7 @@ def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(
         )
 
 
-def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() -> None:
+def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
         now = time.monotonic() + 20
@@ -120,7 +120,7 @@ def test_last_word_arrives_although_something_is_left_unread() -> None:
         assert b'"Exited"' in received
 
 
-def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None:
+def test_unsent_bytes_follow_later_and_whole() -> None:
     with connected() as (line, other):
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -226,7 +226,7 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
         yield HookReader(reading), writing
 
 
-def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
+def test_crash_of_many_threads_begins_with_its_kind(hooks: tuple[HookReader, int]) -> None:
     reader, writing = hooks
     os.write(
         writing,
@@ -236,7 +236,7 @@ def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, i
     assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
 
 
-def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(
+def test_crashed_thread_comes_first_without_our_own(
     hooks: tuple[HookReader, int],
 ) -> None:
     reader, writing = hooks

@@ -12,7 +12,7 @@ from supervised import pair, raised
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
-from distboot.agent.loop import Participant
+from distboot.agent.participant import Participant
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
@@ -26,11 +26,12 @@ from distboot.job.messages import (
     Terminating,
 )
 from distboot.job.root_cause import RootCause, ranks_of
-from distboot.rendezvous.events import EventLog, JobState
+from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
+from distboot.report.job_state import JobState
 
 SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
@@ -55,7 +56,8 @@ class Job:
                 ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say
             )
             return
-        self.log, keys = EventLog(), Keys(MEMBERSHIP, JoinTable(4), self.say)
+        self.log = EventLog()
+        keys = Keys(MEMBERSHIP, JoinTable(4), self.say)
         keys.has_begun = True
         self.side = FailureCoordinator(
             ranks_of(MEMBERSHIP),
@@ -143,7 +145,10 @@ ORDERS = {
     ),
     "ended-too-early": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), SPEAKS_OF_A_PEER, 1],
-        "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a ",
+        (
+            "rank 1 exited with code 0 while 3 other ranks were still training, on "
+            "host-0; then rank 3 failed, because a "
+        ),
         1,
     ),
     "consequences-alone": (  # none of which ends before it has heard what the other one may explain
@@ -178,7 +183,10 @@ ORDERS = {
     ),
     "host": (
         [(3, LOST), (2, LOST), 1],
-        "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
+        (
+            "ranks 2-3 became unreachable first: the connection closed without an exit "
+            "report, on host-1 (node 1)"
+        ),
         0,
     ),
 }
@@ -225,7 +233,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_said_once_and_the_training_goes_on(
+def test_garbage_is_reported_once_and_training_continues(
     running: Job, reporter: Job, garbage: bytes
 ) -> None:
     for job, rank in ((running, 2), (reporter, 0)):
@@ -243,14 +251,14 @@ def test_garbage_is_said_once_and_the_training_goes_on(
     assert running.first == (1,)
 
 
-def test_rank_that_says_goodbye_may_end_as_it_likes(running: Job) -> None:
+def test_rank_that_said_goodbye_may_end_anyhow(running: Job) -> None:
     # In one piece, of which nothing counts after the goodbye.
     running.send_raw(1, Channel().sign(Detach(), 1) + Channel().sign(Exited(DIED), 1))
     running.later(100)
     assert (running.first, running.said) == (None, [])
 
 
-def test_what_rank_0_says_is_shown_without_control_characters(reporter: Job) -> None:
+def test_texts_of_rank_0_lose_control_characters(reporter: Job) -> None:
     reporter.send(0, Abort(RootCause((2,), True, "rank 2\x1b[2J failed\n  | \x07")))
     assert reporter.said == ["rank 2\\x1b[2J failed"]  # its traceback is there, and on rank 0
     assert list(reporter.side.orders) == [1]

@@ -8,11 +8,9 @@ import pytest
 from captured import refused
 from conftest import Run
 from documented import tf_config
+from inside import DERIVED_PORTS, FIELDS, corrected
 
 from distboot import detect
-from distboot.detection.launchers.tf_config import corrected
-from distboot.detection.placement import FIELDS
-from distboot.host import DERIVED_PORTS
 
 _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 
@@ -42,7 +40,7 @@ def test_tasks_are_ranked(
     )
 
 
-def test_first_task_is_rank_0_also_where_the_platform_names_another_node() -> None:
+def test_first_task_is_rank_0_on_any_platform() -> None:
     placement = detect(
         {**tf_config("worker", 0, **_WITH_PS), "AZ_BATCH_MASTER_NODE": "10.0.0.9:6000"}
     )
@@ -58,7 +56,8 @@ def test_evaluator_runs_alone() -> None:
 def _corrected(environ: dict[str, str]) -> tuple[dict[str, list[str]], list[object]]:
     """Cluster and task that TensorFlow gets: of the same rank, and with nothing left to correct."""
     after = {**environ, **corrected(environ)}
-    before, now = detect(environ), detect(after)
+    before = detect(environ)
+    now = detect(after)
     assert [getattr(now, field) for field in FIELDS] == [getattr(before, field) for field in FIELDS]
     assert not any("TF_CONFIG" in note for note in now.notes)
     assert corrected(after) == {}
@@ -74,9 +73,14 @@ def test_empty_lists_are_left_out_and_said() -> None:
 
 @pytest.mark.parametrize(
     ("given", "task"),
-    [(("worker", 0), ["chief", 0]), (("worker", 1), ["worker", 0]), (("worker", 2), ["worker", 1]),
-     (("ps", 1), ["ps", 1]), (("evaluator", 0), ["evaluator", 0])],
-)  # fmt: skip
+    [
+        (("worker", 0), ["chief", 0]),
+        (("worker", 1), ["worker", 0]),
+        (("worker", 2), ["worker", 1]),
+        (("ps", 1), ["ps", 1]),
+        (("evaluator", 0), ["evaluator", 0]),
+    ],
+)
 def test_worker_0_is_the_chief_of_parameter_servers(
     given: tuple[str, int], task: list[object]
 ) -> None:
@@ -103,7 +107,7 @@ def test_what_is_not_corrected(environ: dict[str, str]) -> None:
     assert corrected(environ) == {}
 
 
-def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: Run) -> None:
+def test_corrections_reach_the_command_as_the_launchers(run: Run) -> None:
     given = tf_config("worker", 1, worker=["127.0.0.1:1", "127.0.0.1:2"], ps=[])
     command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-m", "distboot"]
     env = {**given, "DISTBOOT_RENDEZVOUS": "0"}
@@ -156,7 +160,7 @@ def test_broken_tf_config_is_refused(environ: dict[str, str], problem: str) -> N
     assert problem in refusal.message
 
 
-def test_all_problems_of_tf_config_come_at_once_and_once() -> None:
+def test_problems_of_tf_config_come_together_once() -> None:
     message = refused(tf_config("worker", 7, worker=["a:0", "b"], cook=["c:1"])).message
     for problem in ("'a:0'", "'b'", "'cook'", "'worker' 7"):
         assert problem in message

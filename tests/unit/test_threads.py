@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from captured import one
 from conftest import Run
 from launched import needs_torch
 
+from distboot.detection.detect import detect
 from distboot.host import cpus
+from distboot.startup import bound_cpus
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 PLACE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -32,15 +35,55 @@ PLACE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 def test_share_of_a_rank(
     tmp_path: Path, listed: str, quota: int | None, ranks: int, expected: int | None
 ) -> None:
+    _write_host(tmp_path, listed, quota)
+    assert cpus.share(ranks, tmp_path) == expected
+
+
+def _write_host(root: Path, listed: str, quota: int | None = None) -> None:
+    """The files of a host where a process may use such CPUs."""
     allowed, of_all = listed.split(" of ")
-    group = tmp_path / "sys/fs/cgroup"
-    for folder in (tmp_path / "proc/self", group):
+    group = root / "sys/fs/cgroup"
+    for folder in (root / "proc/self", group):
         folder.mkdir(parents=True)
-    (tmp_path / "proc/self/status").write_text(f"Cpus_allowed_list:\t{allowed}\n")
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (root / "proc/self/status").write_text(f"Cpus_allowed_list:\t{allowed}\n")
+    (root / "proc/self/cgroup").write_text("0::/\n")
     (group / "cpuset.cpus.effective").write_text(f"{of_all}\n")
     (group / "cpu.max").write_text(f"{quota or 'max'} 100000\n")
-    assert cpus.share(ranks, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "threads", "expected"),
+    [
+        ("0 of 0-63", None, "has bound each rank to 1 of 64 CPUs, of which its share is 32: "),
+        ("0,32 of 0-63", None, "has bound each rank to 2 of 64 CPUs, of which its share is 32: "),
+        ("0 of 0-63", "8", "to 1 of 64 CPUs, and OMP_NUM_THREADS=8 is more than that: "),
+        ("0-15 of 0-63", "32", "to 16 of 64 CPUs, and OMP_NUM_THREADS=32 is more than that: "),
+        ("0-15 of 0-63", None, ""),  # of a NUMA node: enough
+        ("0 of 0-1", None, ""),  # its share
+        ("0-63 of 0-63", "64", ""),  # not bound
+        ("0-15 of 0-63", "two", ""),  # for OpenMP to refuse
+    ],
+)
+def test_rank_bound_below_its_share(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    listed: str,
+    threads: str | None,
+    expected: str,
+) -> None:
+    _write_host(tmp_path, listed)
+    environ = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    first = detect(one("openmpi-4.1.4/2nodes_2procs", 0))
+    second = detect(one("openmpi-4.1.4/2nodes_2procs", 1))
+    bound_cpus.warn_of_rank(first, environ, tmp_path)
+    said = capsys.readouterr().err
+    if expected:
+        assert said.startswith("distboot: rank 0 on ")
+        assert expected + "mpirun --bind-to none" in said
+    else:
+        assert said == ""
+    bound_cpus.warn_of_rank(second, environ, tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_unknown_without_proc_and_what_is_set_stays(tmp_path: Path) -> None:
@@ -70,9 +113,7 @@ def test_ranks_of_a_node_share_its_cpus(
 
 
 @needs_torch
-def test_ranks_that_the_wrapper_lets_torchrun_start_share_them(
-    distboot: Run, clean_env: dict[str, str]
-) -> None:
+def test_ranks_started_by_torchrun_share_them(distboot: Run, clean_env: dict[str, str]) -> None:
     del clean_env["OMP_NUM_THREADS"]
     share = max(len(os.sched_getaffinity(0)) // 2, 1)
     done = distboot(

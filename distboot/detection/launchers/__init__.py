@@ -1,16 +1,19 @@
-"""What a launcher is: a record of its variables, and a plain function for what is odd about them.
+"""What a launcher is: a record of all that is known of it, and a function for what is odd about it.
 
-The files of this folder have the records, by their kinds, and never import each other; their order is in `detect`.
-Platforms that number nodes have shorter records, `NodePlatform`, of which `of_platform` makes launchers.
+Each launcher has a file here that is named after it, and in it a record with that name in capital
+letters: `openmpi` has `OPENMPI`. Platforms that only number nodes are rows of the table in
+`platforms`. No file imports another one. `order` has their order, and loads a file only where a
+variable of its launcher is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .. import node_platform
+from ..left_over import LeftOver
 from ..node_platform import NodePlatform
 
 TYPE_CHECKING = False
@@ -18,62 +21,117 @@ if TYPE_CHECKING:
     from ..env_reader import EnvReader
 
 
+def _nothing(_: object) -> None:
+    pass
+
+
+class Step(NamedTuple):
+    """A task of a step, which may be a rank or a daemon of an MPI."""
+
+    rank: int
+    tasks: int
+    nodes: int  # 0: not known, and so not one task per node
+    local_rank: str  # as it is in the variable; empty: not known
+
+
 class Launcher(NamedTuple):
     """One launcher."""
 
+    # -- What it is
     name: str  # the value of `Placement.launcher`
     title: str  # what people call it
-    markers: tuple[str, ...]  # variables of which any one claims the environment for this launcher
-    source: str  # version or documentation page of these facts
+    source: str  # the version or the documentation page of these facts
+    # The variables of one rank, a variable a word, with {rank}, {size}, {local}, {per_node},
+    # {node}, {nodes} and {hosts} in the place of numbers; `sample_of` fills these in
+    sample: str = ""
+
+    # -- How it is recognised
+    markers: tuple[str, ...] = ()  # variables any one of which claims the environment for it
+    # Whether it started this process, where one of the markers alone does not prove that
+    claim: Callable[[Mapping[str, str]], bool] | None = None
+    # Other variables that `claim` needs; it is not called where neither these nor markers are set
+    triggers: tuple[str, ...] = ()
+    needs_claim: bool = False  # whether naming it does not help where it claims nothing
+    # What proves that it started this process or one around it, where nothing claims this process
+    left_over: tuple[LeftOver, ...] = ()
+    # Refuses more of that
+    refuse_unclaimed: Callable[[Mapping[str, str]], None] | None = None
+
+    # -- What is read
     # The variables of `NUMBERS`, in this order; None where it has none
     numbers: tuple[str | None, ...] = ()
-    optional: tuple[str, ...] = ()  # those of them that it need not set
+    optional: tuple[str, ...] = ()  # those of them that it does not always set
     instead: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
     # Another variable that may be there as well -> the one that it must not contradict
     same: Mapping[str, str] = {}
     job_id: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
-    more: Callable[[EnvReader], None] = lambda _: None  # reads what is odd about it
-    # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
+    more: Callable[[EnvReader], None] = _nothing  # reads what is odd about it
+    # Which of the local rank and the node rank follow the order of ranks
     in_order: tuple[str, ...] = ("local_rank", "node_rank")
-    # Whether its nodes are different machines, which loopback cannot reach
-    nodes_are_hosts: bool = False
-    # Whether it started this process, where one of the markers does not say that.
-    claim: Callable[[Mapping[str, str]], bool] | None = None
-    # Other variables by which `claim` may say so; where neither these nor the markers are, it is not asked
-    triggers: tuple[str, ...] = ()
-    # Whether it did not start what it does not claim, even if the user says so
-    needs_claim: bool = False
-    # Whether its variables have names that a shell may have left over, so that a more specific launcher may win over
-    # it, but not silently contradict it.
+    nodes_are_hosts: bool = False  # whether its nodes cannot be two agents on one host
+    local_count: str = ""  # the variable with the number of processes of its daemon on this node
+    nodes: NodePlatform | None = None  # its row, if it starts one process a node and numbers nodes
+
+    # -- Which of several launchers wins
+    # Whether a shell may have left its variables over: a more specific launcher wins over it, but
+    # never silently contradicts it
     generic_names: bool = False
-    # Whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like again for every process, so that they are never what
-    # an outer distboot exported, and are to stay as they are.
+    # Whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like again for every process: then
+    # they are never what an outer distboot exported, and stay as they are
     sets_torch_vars: bool = False
-    # A variable that it sets in every process, and that distboot does not export, or not with its value; for a launcher
-    # of whose other variables distboot exports some.
-    own_mark: str = ""
-    # Whether RANK and WORLD_SIZE are its own, so that no generic one contradicts them
+    # Whether RANK and WORLD_SIZE are its own, so that no generic ones contradict them
     owns_torch_vars: bool = False
-    # Whether it starts the processes through daemons of its own, which Slurm may have started as a step of one task a
-    # node. Of two such launchers nothing says which is the inner one.
+    # A variable that it sets in every process, and that distboot never exports with its value; for
+    # a launcher of whose other variables distboot exports some
+    own_mark: str = ""
+    # Whether daemons of its own start the processes. Slurm may have started these as a step of one
+    # task a node. Of two such launchers nothing shows which is the inner one.
     uses_daemons: bool = False
-    # Programs (binaries, scripts, modules of Python) of which one is above each process that it starts, waits for it,
-    # and ends after it; none: nothing does, or it is not known
+    starts_daemons: bool = False  # whether people start the daemons of an MPI with it
+    # The step that started this process or a daemon around it; None: there is none, or anything may
+    # have been started in it
+    step: Callable[[Mapping[str, str]], Step | None] | None = None
+    # Whether its numbers are compared with those of platforms that number nodes, as a shell or an
+    # image may have left them over
+    compared_with_nodes: bool = False
+    # Whether rank 0 of 1 is refused where the environment shows other processes (`signs`)
+    compared_with_signs: bool = False
+
+    # -- What the rest of distboot needs
+    # What it sets for one process, besides RANK and its like; cleared for an inner launcher
+    of_one_process: str = ""
+    # Programs (binaries, scripts, modules of Python) one of which is above each process that it
+    # starts, waits for it, and ends after it; none: there is no such program, or it is not known
     programs: tuple[str, ...] = ()
-    # Whether it starts one process a node, and numbers nodes
-    numbers_nodes: bool = False
-    # The variable with the number of processes of its daemon here; the node may have more
-    local_count: str = ""
-    # How a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
+    # Whether its processes are in the world of an MPI, which mpi4py may then be asked; empty: not
+    # known
+    mpi: Literal["yes", "maybe", "no", ""] = ""
+    read_by: tuple[str, ...] = ()  # the frameworks that find their rank in its variables
+    jax_needs_nothing: bool = False  # whether JAX finds all that it needs in its variables
+    # The variables in which Lightning finds its numbers, the last one with that of the ranks
+    lightning_reads: tuple[str, ...] = ()
+    serves_master_port: bool = False  # whether an agent of its own listens at MASTER_PORT
+    told_ranks_per_node: bool = False  # whether the user tells it how many ranks each node has
+    same_port_for_all_jobs: bool = False  # whether MASTER_PORT does not tell its jobs apart
+    command: str = ""  # what people start it with, if that is not its name
+    start_several: str = "start {} processes"  # how to start so many processes
+    # How a variable reaches every process of a job, with NAME and VALUE in it
     env_forwarding_hint: str = "set NAME=VALUE for every process"
-    # How its process on each node, the parent of the ranks, survives the signals in SIGNALS; empty: it does, or that is
-    # not known.
+    # How its process on each node, the parent of the ranks, survives the signals in SIGNALS; empty:
+    # it does, or that is not known
     signals_hint: str = ""
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
 
     def claims(self, environ: Mapping[str, str]) -> bool:
-        """Whether it started this process, by what its variables say."""
-        return has_any(environ, self.markers) if self.claim is None else self.claim(environ)
+        """Whether it started this process, by its variables."""
+        if self.claim is not None:
+            return self.claim(environ)
+        return has_any(environ, self.markers)
+
+    def serves_lightning(self, environ: Mapping[str, str], world_size: int) -> bool:
+        """Whether Lightning finds its numbers for so many ranks."""
+        found = [environ.get(name) for name in self.lightning_reads]
+        return None not in found and found[-1:] == [str(world_size)]
 
 
 def of_platform(platform: NodePlatform) -> Launcher:
@@ -85,13 +143,31 @@ def of_platform(platform: NodePlatform) -> Launcher:
         triggers=platform.triggers,
         more=platform.read or partial(node_platform.read, platform),
         claim=platform.claim or partial(node_platform.claims, platform),
+        left_over=platform.left_over,
         job_id=platform.job_id,
         source=f"documentation: {platform.page}",
         nodes_are_hosts=platform.nodes_are_hosts,
         owns_torch_vars=platform.owns_torch_vars,
-        numbers_nodes=True,
+        nodes=platform,
+        compared_with_nodes=True,
+        compared_with_signs=platform.compared_with_signs,
         env_forwarding_hint=platform.env_forwarding_hint,
     )
+
+
+def sample_of(launcher: Launcher, rank: int, nodes: int, per_node: int) -> dict[str, str]:
+    """The variables of a rank in a job of so many nodes with so many ranks each."""
+    node, local = divmod(rank, per_node)
+    text = launcher.sample.format(
+        rank=rank,
+        size=nodes * per_node,
+        local=local,
+        per_node=per_node,
+        node=node,
+        nodes=nodes,
+        hosts=",".join(f"node-{each}" for each in range(nodes)),
+    )
+    return dict(word.split("=", 1) for word in text.split())
 
 
 def has_any(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:

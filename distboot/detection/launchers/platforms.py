@@ -1,8 +1,8 @@
 """The platforms that number nodes, one record each; what is odd about one is a small function beside it.
 
 Each starts one process on each node, which is to run one rank or several. The page of the reference
-about platforms is made from these records and from those of `kubernetes`, `aws`, `google` and
-`by_hand`, which have more to read than an index and a count.
+about platforms is made from these records, and from those of the platforms that have a file of their
+own, as they have more to read than an index and a count.
 """
 
 from __future__ import annotations

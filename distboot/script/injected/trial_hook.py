@@ -1,6 +1,7 @@
-"""Looks on, in every Python of a job that is tried: which device each rank takes, where its group meets, and MPI.
+"""Under `try`, in each Python of the job: notes what its rank does with its device, group and MPI.
 
-Without an accelerator `torch.cuda.set_device` does nothing here but tell.
+Each note is a line of JSON in the rank's file in the folder DISTBOOT_TRY. Without an accelerator
+`torch.cuda.set_device` is noted and has no other effect.
 """
 # ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
 
@@ -14,82 +15,104 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_NOT_OF_SCRIPT = re.compile("/(torch|distboot)/")
+
 
 def install() -> None:
-    """Look on from now on, and tell of MPI at the end."""
+    """Watch torch from its import on, and MPI at the end."""
     sys.meta_path.insert(0, _Torch())
-    atexit.register(_tell_of_mpi)
+    atexit.register(_note_mpi)
 
 
 class _Torch:
-    """Finds torch as it would be found, and sees it once it is there."""
+    """Finds torch as the finders after it do, and patches torch once its module has run."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
+        if spec is None:
+            return None
+        if spec.loader is not None:
             execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _look_on(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = functools.partial(  # type: ignore[method-assign]
+                _execute_and_patch, execute
+            )
         return spec
 
 
-def _look_on(torch: Any) -> None:
+def _execute_and_patch(execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+    execute(module)
+    torch: Any = module
+    torch.cuda.set_device = _noted_device(torch)
+    distributed = torch.distributed
+    if distributed.is_available():
+        start = _noted_group(distributed)
+        distributed.init_process_group = start
+        distributed.distributed_c10d.init_process_group = start
+
+
+def _noted_device(torch: Any) -> Callable[[Any], None]:
     set_device = torch.cuda.set_device
 
     @functools.wraps(set_device)
-    def told(device: Any) -> None:
-        number = device if isinstance(device, int) else torch.device(device).index
-        _tell(device=number, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    def noted(device: Any) -> None:
+        number = device
+        if not isinstance(device, int):
+            number = torch.device(device).index
+        _note(device=number, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
         if torch.cuda.is_available():
             set_device(device)
 
-    torch.cuda.set_device = told
-    distributed = torch.distributed
-    if not distributed.is_available():
-        return
-    begin = distributed.init_process_group
+    return noted
 
-    @functools.wraps(begin)
-    def told_of_group(*given: Any, **more: Any) -> Any:
-        _tell(meets=str(more.get("init_method") or os.environ.get("MASTER_ADDR")))
-        done = begin(*given, **more)
-        _tell(size=distributed.get_world_size())
+
+def _noted_group(distributed: Any) -> Callable[..., Any]:
+    start = distributed.init_process_group
+
+    @functools.wraps(start)
+    def noted(*given: Any, **more: Any) -> Any:
+        address = more.get("init_method") or os.environ.get("MASTER_ADDR")
+        _note(meets=str(address))
+        done = start(*given, **more)
+        _note(size=distributed.get_world_size())
         return done
 
-    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told_of_group
+    return noted
 
 
-def _tell_of_mpi() -> None:
-    """Whether this process has called MPI_Init; at its end."""
-    with contextlib.suppress(Exception), open("/proc/self/maps", encoding="utf-8") as file:
+def _note_mpi() -> None:
+    """At the end: note whether this process has called MPI_Init."""
+    with contextlib.suppress(Exception):
         import ctypes
 
-        from ...base.procfs import MPI_LIBRARY  # here, as it loads more than a script needs
-
-        for path in {line.split()[-1] for line in file if MPI_LIBRARY.search(line)}:
+        for path in _mpi_libraries():
             flag = ctypes.c_int(0)
             ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
             if flag.value:
-                _tell(mpi=True)
+                _note(mpi=True)
 
 
-def _tell(**what: object) -> None:
-    """One line of JSON about this rank, with the place in the script."""
+def _mpi_libraries() -> set[str]:
+    """The files of the MPI libraries in this process."""
+    from ...base.process import MPI_LIBRARY  # here, as it loads more than a script needs
+
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return {line.split()[-1] for line in file if MPI_LIBRARY.search(line)}
+
+
+def _note(**facts: object) -> None:
+    """Append facts about this rank, with the line of the script that brought them about."""
     frame = sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None and re.search("/(torch|distboot)/", frame.f_code.co_filename):
+    while frame.f_back is not None and _NOT_OF_SCRIPT.search(frame.f_code.co_filename):
         frame = frame.f_back
     at = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     path = os.path.join(os.environ["DISTBOOT_TRY"], f"rank-{os.environ.get('RANK', '0')}")
     with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps({**what, "at": at}) + "\n")
+        file.write(json.dumps({**facts, "at": at}) + "\n")

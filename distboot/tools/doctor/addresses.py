@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...base.text import is_address, short_repr, without_mapping
+from ...detection.order import LAUNCHERS
 from ...detection.parse import is_loopback
 from ...host.network import NO_PROXIES, PROXIES
 from .finding import (
@@ -114,7 +115,7 @@ def ports(machine: Machine) -> Finding:
         return ok("not needed before the ranks meet")
     source = placement.sources.get("master_port", "")
     # torchrun's agent already listens at this port.
-    will_listen = placement.rank == 0 and placement.launcher != "torchrun"
+    will_listen = placement.rank == 0 and not LAUNCHERS[placement.launcher].serves_master_port
     if will_listen and port in _listening_ports(machine):
         return warning(
             f"port {port} ({source}) is already in use: distboot takes another, torch does not",

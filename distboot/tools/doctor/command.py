@@ -48,7 +48,8 @@ def doctor(arguments: list[str]) -> int:
             return 0
         report = of_all.report
         shown = _titled_text(of_all.titled, of_all.where)
-    is_ready = all(finding["status"] != "problem" for finding in report["findings"])
+    statuses = [finding["status"] for finding in report["findings"]]
+    is_ready = "problem" not in statuses
     if options.json:
         shown = json.dumps({"ready": is_ready, **report})
     emit(shown)

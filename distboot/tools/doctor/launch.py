@@ -7,8 +7,8 @@ import time
 from ...base.errors import DistbootError
 from ...base.settings import misspelled
 from ...detection import surroundings
-from ...detection.detect import LAUNCHERS
 from ...detection.here import detect_here
+from ...detection.order import LAUNCHERS
 from .finding import (
     Finding,
     ok,
@@ -30,7 +30,7 @@ def launcher(machine: Machine) -> Finding:
     number = f"{placement.rank} of {placement.world_size}"
     if placement.node_level is not None:
         return ok(f"node {number}, not a rank: {placement.node_level}")
-    if placement.launcher == "single":
+    if not placement.has_launcher:
         return ok("none: a single process")
     return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
 

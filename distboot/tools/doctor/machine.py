@@ -111,7 +111,8 @@ class Machine:
             own = [without_mapping(address) for _, address in self.addresses()]
             return without_mapping(host) in own
         first_label = host.partition(".")[0]
-        return first_label.lower() == self.host.partition(".")[0].lower()
+        own_label = self.host.partition(".")[0]
+        return first_label.lower() == own_label.lower()
 
     def placement(self) -> Placement:
         """The placement of this process; that of a single one if the environment is broken."""
@@ -146,10 +147,12 @@ class Machine:
         for path in self.matching("sys/class/infiniband/*/ports/*"):
             *_, device, _, number = path.split("/")
             kind = self._rdma_kind(device, path)
-            if kind == "RoCE" and self.is_azure():
+            is_azures_ethernet = kind == "RoCE" and self.is_azure()
+            if is_azures_ethernet:
                 continue
             state = self.text(f"{path}/state")
-            found.append(Port(device, number, kind, state, "ACTIVE" in state))
+            is_active = "ACTIVE" in state
+            found.append(Port(device, number, kind, state, is_active))
         return found
 
     def _rdma_kind(self, device: str, port: str) -> str:
@@ -180,8 +183,8 @@ class Machine:
             return "apptainer"
         # systemd asks every container manager to set container=NAME, for example container=podman.
         # The advice for Docker fits systemd-nspawn, too.
-        files = map(self.has, _DOCKER_FILES)
-        if "container" in variables or any(files):
+        has_docker_file = any(map(self.has, _DOCKER_FILES))
+        if "container" in variables or has_docker_file:
             return "docker"
         return None
 

@@ -33,12 +33,13 @@ def rdma_devices(machine: Machine) -> Finding:
     ports = machine.rdma_ports()
     if not ports:
         return _no_ports(machine)
-    usable = _devices_with_a_file(machine)
-    missing = [port for port in ports if port.device not in usable]
+    with_file = _devices_with_a_file(machine)
+    missing = [port for port in ports if port.device not in with_file]
     if not missing:
         return ok(describe(ports))
     whose = "of the RDMA ports of this host"
-    if len(missing) == len(ports):
+    all_are_missing = len(missing) == len(ports)
+    if all_are_missing:
         whose = "this host has"
     seen = (
         f"{whose} {describe(missing)}, but their files in /dev/infiniband are not here: "
@@ -57,8 +58,10 @@ def rdma_devices(machine: Machine) -> Finding:
 def _devices_with_a_file(machine: Machine) -> set[str]:
     found = set()
     for path in machine.matching(_VERBS_FILES):
-        if machine.has(f"dev/infiniband/{Path(path).name}"):
-            found.add(machine.text(f"{path}/ibdev"))  # the device that uverbs0 belongs to
+        file = f"dev/infiniband/{Path(path).name}"
+        if machine.has(file):
+            device = machine.text(f"{path}/ibdev")  # that uverbs0 belongs to
+            found.add(device)
     return found
 
 
@@ -102,28 +105,31 @@ def rdma_libraries(machine: Machine) -> Finding:
     ports = machine.rdma_ports()
     if not ports:
         return ok("not needed")
-    if any(port.kind == "EFA" for port in ports):
+    kinds = [port.kind for port in ports]
+    if "EFA" in kinds:
         return _efa_plugin(machine)
     if not machine.has_library("libibverbs.so.1"):
-        return problem(
-            "the image has no libibverbs.so.1, without which NCCL and UCX use TCP", _VERBS
-        )
+        seen = "the image has no libibverbs.so.1, without which NCCL and UCX use TCP"
+        return problem(seen, _VERBS)
     for port in ports:
-        file = _provider_file(machine, port)
-        if file is not None and not machine.has(file):
-            seen = f"libibverbs.so.1 is here, but its driver for {port.device} (/{file}) is not"
+        missing = _missing_driver(machine, port)
+        if missing is not None:
+            seen = f"libibverbs.so.1 is here, but its driver for {port.device} (/{missing}) is not"
             return problem(seen, _VERBS)
     return ok("libibverbs.so.1 is here")
 
 
-def _provider_file(machine: Machine, port: Port) -> str | None:
-    """The file that names the userspace driver of a port; None if it is not a card of NVIDIA."""
+def _missing_driver(machine: Machine, port: Port) -> str | None:
+    """The file that should name the userspace driver of a card of NVIDIA; None if it is here."""
     # DRIVER=mlx5_core
     uevent = machine.text(f"sys/class/infiniband/{port.device}/device/uevent")
     driver = re.search("DRIVER=(mlx[45])_core", uevent)
-    if driver is None:
+    if driver is None:  # a card of another vendor
         return None
-    return f"etc/libibverbs.d/{driver[1]}.driver"
+    file = f"etc/libibverbs.d/{driver[1]}.driver"
+    if machine.has(file):
+        return None
+    return file
 
 
 def _efa_plugin(machine: Machine) -> Finding:
@@ -131,7 +137,8 @@ def _efa_plugin(machine: Machine) -> Finding:
     names = ["libnccl-net.so"]
     if given:
         names = [given, f"libnccl-net-{given}.so"]
-    if any(map(machine.has_library, names)):
+    is_found = any(map(machine.has_library, names))
+    if is_found:
         return ok("NCCL's plugin for EFA is here")
     for pattern in _EFA_PLUGINS:
         for path in machine.matching(pattern):
@@ -150,28 +157,35 @@ def _efa_plugin(machine: Machine) -> Finding:
 
 def rdma_gids(machine: Machine) -> Finding:
     """GIDs of RoCE, which are derived from IP addresses in this network namespace."""
-    usable = {}
+    by_device = {}
     for port in machine.rdma_ports():
         if port.kind == "RoCE" and port.is_active:
-            usable[port.device] = _routed_gids(machine, port)
-    if not usable:
+            by_device[port.device] = _routed_gids(machine, port)
+    if not by_device:
         return ok("not needed: no RoCE")
-    for device, gids in usable.items():
+    for device, gids in by_device.items():
         if not gids:
-            pod = "hostNetwork: true  # or a network of the RDMA CNI plugin"
-            remedy = machine.remedy("--network=host", pod, "give its network interface an address")
-            seen = f"{device} has no GID of RoCE v2 with an IP address in this network namespace"
-            return warning(seen, remedy)
+            return _no_gid(machine, device)
     index = machine.environ.get("NCCL_IB_GID_INDEX", "-1")  # -1: NCCL looks for it
-    for device, gids in usable.items():
+    for device, gids in by_device.items():
         if index not in ("-1", *gids):
             seen = (
                 f"NCCL_IB_GID_INDEX={index!r} is not a GID of RoCE v2 on {device}, "
                 f"which has {', '.join(gids)}"
             )
             return problem(seen, "unset NCCL_IB_GID_INDEX: NCCL finds it (since 2.21)")
-    first = next(iter(usable.values()))
+    first = next(iter(by_device.values()))
     return ok(f"RoCE v2 at index {', '.join(first)}")
+
+
+def _no_gid(machine: Machine, device: str) -> Finding:
+    seen = f"{device} has no GID of RoCE v2 with an IP address in this network namespace"
+    remedy = machine.remedy(
+        "--network=host",
+        "hostNetwork: true  # or a network of the RDMA CNI plugin",
+        "give its network interface an address",
+    )
+    return warning(seen, remedy)
 
 
 def _routed_gids(machine: Machine, port: Port) -> list[str]:
@@ -180,10 +194,11 @@ def _routed_gids(machine: Machine, port: Port) -> list[str]:
     found = []
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
-        # fe80:… is derived from the card, and passes no router. Reading the type of an empty one
-        # fails.
-        if gid in ("", _NO_GID) or gid.startswith("fe80:"):
+        if gid in ("", _NO_GID):  # reading the type of one would fail
             continue
-        if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+        if gid.startswith("fe80:"):  # derived from the card: it passes no router
+            continue
+        kind = machine.text(f"{folder}/gid_attrs/types/{index}")
+        if kind == "RoCE v2":
             found.append(index)
     return found

@@ -1,4 +1,14 @@
-"""Nodes that are numbered by variables without a prefix, as several platforms and people set them."""
+"""Nodes that are numbered by variables without a prefix, as several platforms and people set them.
+
+RunPod, node 1 of 2 with 8 GPUs each, where WORLD_SIZE counts GPUs:
+  NODE_RANK=1 NUM_NODES=2 NUM_TRAINERS=8 WORLD_SIZE=16 PRIMARY_ADDR=10.65.0.2 MASTER_ADDR=10.65.0.2
+MosaicML, the same, with LOCAL_WORLD_SIZE=0 on nodes without GPUs:
+  NODE_RANK=1 WORLD_SIZE=16 LOCAL_WORLD_SIZE=8 MASTER_ADDR=10.0.0.4
+A command that Azure ML starts once on each of two nodes:
+  NODE_RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.4
+An Indexed Job of Kubernetes:
+  JOB_COMPLETION_INDEX=1 NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=job-0.svc
+"""
 
 from __future__ import annotations
 
@@ -15,19 +25,13 @@ from ..node_platform import (
 from ..parse import parse_number
 from . import has_any
 
-# Names without a prefix, as RunPod, MosaicML, OCI Data Science, Azure ML's commands and people set them.
-# RunPod, node 1 of 2 with 8 GPUs each: WORLD_SIZE counts GPUs
-#   NODE_RANK=1   NUM_NODES=2   NUM_TRAINERS=8   WORLD_SIZE=16   PRIMARY_ADDR=10.65.0.2   MASTER_ADDR=10.65.0.2
-# MosaicML, the same: NODE_RANK=1   WORLD_SIZE=16   LOCAL_WORLD_SIZE=8 (0 on nodes without GPUs)   MASTER_ADDR=10.0.0.4
-# A command that Azure ML starts once on each of two nodes: NODE_RANK=1   WORLD_SIZE=2   MASTER_ADDR=10.0.0.4
-# An Indexed Job of Kubernetes: JOB_COMPLETION_INDEX=1   NNODES=2   NPROC_PER_NODE=8   MASTER_ADDR=job-0.svc
 _COUNTS = ("NUM_NODES", "NNODES", "NODE_COUNT")
 _SIZES_OF_A_NODE = ("NUM_TRAINERS", "LOCAL_WORLD_SIZE")
 _PER_NODE = (*_SIZES_OF_A_NODE, "NPROC_PER_NODE", "GPUS_PER_NODE")
 _COMPLETION = "JOB_COMPLETION_INDEX"
 
 
-def _claim_by_hand(environ: Mapping[str, str]) -> bool:
+def _claim(environ: Mapping[str, str]) -> bool:
     if has_any(environ, ("RANK", "LOCAL_RANK")):
         return False
     if "NODE_RANK" in environ:
@@ -35,37 +39,50 @@ def _claim_by_hand(environ: Mapping[str, str]) -> bool:
     return _COMPLETION in environ and any(environ.get(name, "1") != "1" for name in _COUNTS)
 
 
-def _read_by_hand(reader: EnvReader) -> None:
+def _read(reader: EnvReader) -> None:
     reader.remedy = (
         "without RANK a process stands for its node: set NUM_NODES to the number of nodes, and let "
         "the wrapper start the ranks (NUM_NODES=2 python -m distboot run --nproc-per-node auto -- "
         "python train.py); or set RANK and WORLD_SIZE for every process"
     )
-    node = reader.integer(reader.first("NODE_RANK", _COMPLETION), "rank")
-    nodes = _nodes_by_hand(reader)
+    index = reader.first("NODE_RANK", _COMPLETION)
+    node = reader.integer(index, "rank")
+    nodes = _number_of_nodes(reader)
     locate(NODES, reader, nodes)
-    ranks = reader.environ.get("WORLD_SIZE", "1")
-    if nodes != 1 or ranks != "1":
-        level = node_level(NODES, reader)
-        if level is not None and not has_any(reader.environ, _PER_NODE):
-            level = f"{reader.first('NODE_RANK', _COMPLETION)}={node} is set, and RANK is not"
-        reader.node_level = level
+    if nodes == 1 and reader.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    reader.node_level = node_level(NODES, reader)
+    if reader.node_level is not None and not has_any(reader.environ, _PER_NODE):
+        reader.node_level = f"{index}={node} is set, and RANK is not"
 
 
-def _nodes_by_hand(reader: EnvReader) -> int | None:
+def _number_of_nodes(reader: EnvReader) -> int | None:
     """Record the number of nodes; WORLD_SIZE may count nodes, processes or GPUs."""
     counts = [name for name in _COUNTS if name in reader.environ]
     if counts:
-        nodes = reader.integer(counts[0], "world_size")
-        for name in counts[1:]:
-            reader.agree(name, nodes, counts[0])
-        check_world_size(reader, nodes)
-        reader.put(counts[0], num_nodes=nodes)
-        return nodes
-    per_node = _size_of_a_node(reader)
-    if per_node is None:
-        return _nodes_of_world_size(reader)
-    name, size = per_node
+        return _counted_nodes(reader, counts)
+    for name in _SIZES_OF_A_NODE:
+        if name not in reader.environ:
+            continue
+        size = reader.integer(name)
+        if size:
+            return _nodes_of_ranks(reader, name, size)
+    return _nodes_of_world_size(reader)
+
+
+def _counted_nodes(reader: EnvReader, counts: list[str]) -> int | None:
+    """The number in these variables, which must be the same in all."""
+    first, *others = counts
+    nodes = reader.integer(first, "world_size")
+    for name in others:
+        reader.agree(name, nodes, first)
+    check_world_size(reader, nodes)
+    reader.put(first, num_nodes=nodes)
+    return nodes
+
+
+def _nodes_of_ranks(reader: EnvReader, name: str, size: int) -> int | None:
+    """WORLD_SIZE divided by the ranks of a node, which variable `name` has."""
     ranks = reader.parsed("WORLD_SIZE", parse_number, required=True)
     if ranks is None:
         return None
@@ -75,14 +92,6 @@ def _nodes_by_hand(reader: EnvReader) -> int | None:
     nodes = ranks // size
     reader.put(f"WORLD_SIZE / {name}", world_size=nodes, num_nodes=nodes)
     return nodes
-
-
-def _size_of_a_node(reader: EnvReader) -> tuple[str, int] | None:
-    for name in _SIZES_OF_A_NODE:
-        size = reader.integer(name) if name in reader.environ else None
-        if size:
-            return name, size
-    return None
 
 
 def _nodes_of_world_size(reader: EnvReader) -> int | None:
@@ -111,9 +120,10 @@ NODES = NodePlatform(
     triggers=(_COMPLETION,),
     per_node=_PER_NODE,
     also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
-    claim=_claim_by_hand,
-    read=_read_by_hand,
+    claim=_claim,
+    read=_read,
     owns_torch_vars=True,
+    compared_with_signs=True,
     sample=(
         "NODE_RANK=1 NUM_NODES=2 NUM_TRAINERS=8 WORLD_SIZE=16 MASTER_ADDR=10.65.0.2 "
         "MASTER_PORT=29400 PRIMARY_ADDR=10.65.0.2 PRIMARY_PORT=29400 NODE_ADDR=10.65.0.3"

@@ -1,0 +1,100 @@
+"""Start a command as a child of the wrapper, and see that it does not outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from .. import script
+from ..base.commands import command_error, limit_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .supervisor import Command
+
+_HOOKS = os.path.join(os.path.dirname(script.__file__), "injected")
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def start(
+    command: Command,
+    mask: set[int | signal.Signals],
+    *,
+    own_group: bool,
+    open_files: int | None,
+) -> int:
+    """Start a command as a child in which the signals in `mask` are blocked; returns its id.
+
+    `DistbootError`: the command cannot be run.
+    """
+    files: tuple[int, ...] = ()
+    if command.file is not None:
+        files = (command.file,)
+    stdout = None
+    stderr = None
+    if command.logs is not None:
+        stdout = command.logs.stdout
+        stderr = command.logs.stderr
+    prepare = _prepared(mask, own_group, open_files)
+    try:
+        # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
+        process = subprocess.Popen(
+            command.words,
+            env=_environ(command),
+            pass_fds=files,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=prepare,  # noqa: PLW1509 - it imports nothing, and takes no lock
+        )
+    except OSError as error:
+        raise command_error(command.words[0], error) from None
+    process.returncode = 0  # or Popen would wait for it, too
+    return process.pid
+
+
+def _environ(command: Command) -> dict[str, str]:
+    environ = dict(command.environ)
+    if command.logs is not None:
+        # The output is a pipe, in which Python would keep it back until it ends.
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+    # Our `sitecustomize` comes before all others.
+    paths = [_HOOKS, environ.get("PYTHONPATH")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environ
+
+
+def _prepared(
+    mask: set[int | signal.Signals],
+    own_group: bool,
+    open_files: int | None,
+) -> Callable[[], None]:
+    """What the child runs before the command."""
+    import ctypes
+
+    # macOS lacks prctl
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+    parent = os.getpid()
+    # The processes below this one that lose their parent become its children, where Linux can do
+    # that: process 1 may be a program that does not reap, and whose zombies no user should wait for.
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def prepare() -> None:
+        # Without a terminal the child leads a group of its own: mpirun and others signal our whole
+        # group, and the child must get each signal once, from us. With a terminal it stays in our
+        # group, for the shell's job control.
+        if own_group:
+            os.setpgid(0, 0)
+        # If this process is killed outright (mpirun does that), so is the child: an orphan would
+        # keep its accelerator without a trace.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it has died in between
+            os.kill(os.getpid(), signal.SIGKILL)
+        limit_files(open_files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return prepare

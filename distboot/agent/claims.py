@@ -1,0 +1,64 @@
+"""Which agent prints what every agent of its node knows: the first one that claims it.
+
+The ranks of a node share one stream, and a line that each of a hundred agents prints is there a
+hundred times. A claim is a name among the abstract Unix sockets of this host: the kernel gives it
+to one process, until that process ends. So no agent needs to know which others are still there:
+where rank 0's agent was killed, another one gets the claim. An agent whose stderr is a log file of
+its own prints everything, as the name has the inode of that file in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import sys
+from contextlib import ExitStack
+
+_STDERR = 2
+
+
+class Claims:
+    """The claims of one agent in one round of a job; `scope` names job, round and node."""
+
+    def __init__(self, scope: str) -> None:
+        self._prefix = f"distboot-says-{scope}-{_own_log()}"
+        self._topics: set[str] = set()
+        self._sockets = ExitStack()
+
+    def claim(self, topic: str) -> bool:
+        """Whether this agent is the one of its node that prints this."""
+        if topic in self._topics:
+            return True
+        if not self._is_free(f"{self._prefix}-{topic}"):
+            return False
+        self._topics.add(topic)
+        return True
+
+    def close(self) -> None:
+        self._topics.clear()
+        self._sockets.close()
+
+    def _is_free(self, name: str) -> bool:
+        """Take a name, unless another process has it; where that fails, a line twice is better than none."""
+        if sys.platform != "linux":
+            return True
+        try:
+            held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sockets.enter_context(held)
+            held.bind(f"\0{name}")
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+        return True
+
+
+def _own_log() -> str:
+    """What tells the file that is our stderr from others; empty: a stream that ranks share."""
+    try:
+        found = os.fstat(_STDERR)
+    except OSError:
+        return ""
+    if stat.S_ISREG(found.st_mode):
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""

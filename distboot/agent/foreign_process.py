@@ -1,0 +1,182 @@
+"""The process of a script under a bare `init`: no child of its agent.
+
+It reports its exit code through a socket while it ends (`sidecar_start` says how), and waits there
+for an answer: its launcher must not see its exit code before that of the rank that failed first. So
+a rank that fails because of a peer is answered once the root cause is known and the rank that failed
+first has had its time; all others are answered at once. A script that is about to end may also *ask*
+before: whether another rank failed first, and with which code to end instead of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from ..base.process import Process
+from ..job.exit_status import ExitStatus
+from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
+from .agent import Agent
+from .hook_reader import HookReader
+from .link_messages import Begin
+from .monitored_process import MonitoredProcess
+from .participant import AFTER_THE_FIRST
+from .script_server import CREDENTIALS
+
+
+class ForeignProcess(MonitoredProcess):
+    """The process of the script; its exit code comes through `status`, and is answered there."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        process: Process,
+        pipe: int,
+        status: socket.socket,
+        agent: Agent,
+    ) -> None:
+        super().__init__(
+            begin.plan.own.rank,
+            process,
+            HookReader(pipe, begin.plan.secret),
+            agent,
+        )
+        self._status = status
+        self._question = ""  # of a script that is about to end and waits for the answer
+        self._given = 0  # the exit code that it was told to end with; 0: its own
+        if sys.platform == "linux":
+            status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._loop.add_reader(status.fileno(), self._take_status)
+        if process.file is not None:
+            self._loop.add_reader(process.file, self._take_end)
+
+    def poll(self, now: float) -> None:
+        if self.process.file is None and self.process.has_ended():
+            self._take_end(now)
+        super().poll(now)
+
+    def let_go(self) -> None:
+        """Do not hold up its exit any longer, if it is about to end."""
+        if self.has_ended:
+            self._answer()
+
+    def decided(self, now: float) -> None:
+        # A flag of the pipe that the script can read without asking
+        fcntl.fcntl(
+            self._hooks.pipe,
+            fcntl.F_SETFL,
+            JOB_ENDS | os.O_NONBLOCK,
+        )
+        self._reply()
+        self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
+
+    def _answer(self) -> None:
+        with suppress(OSError):
+            self._status.send(b"\0")
+
+    def _take_status(self, now: float) -> None:
+        room = socket.CMSG_SPACE(CREDENTIALS.size)
+        try:
+            data, notes, _, _ = self._status.recvmsg(1, room)
+        except ConnectionResetError:  # an answer was left unread; what was sent before comes next
+            return
+        if not data:
+            self._loop.remove_reader(self._status.fileno())
+            return
+        # The kernel adds the sender: a process that the script forks in C ends in the same way.
+        senders = []
+        for _, kind, note in notes:
+            if kind == socket.SCM_CREDENTIALS:
+                pid, _, _ = CREDENTIALS.unpack(note)
+                senders.append(pid)
+        if senders == [self.process.pid]:
+            self._take_code(data[0], now)
+        else:
+            self._answer()
+
+    def _take_code(self, code: int, now: float) -> None:
+        """The script is about to end with this exit code."""
+        had_to_stop = code == 0 and not self._given and self._instead(code=0)
+        if had_to_stop:  # that is no success
+            self._kill()
+            how = ExitStatus(signal=int(signal.SIGKILL))
+            self._end(how, now)
+        elif not self.has_ended:
+            self._end(ExitStatus(code=code), now)
+
+    def _take_end(self, now: float) -> None:
+        """The process has ended, whether or not it has reported its exit code."""
+        if self.process.file is not None:
+            self._loop.remove_reader(self.process.file)
+        if self.has_ended:
+            return
+        how = ExitStatus()
+        status = self.process.wait_status()
+        if status is not None:
+            how = ExitStatus.of_child(os.waitstatus_to_exitcode(status))
+        self._end(how, now)
+
+    def _end(self, how: ExitStatus, now: float) -> None:
+        end = self.ended(how, now)
+        if end.succeeded:
+            return
+        cause = self._role.root_cause
+        is_first = cause is not None and cause.is_first(self.rank)
+        fails_for_peer = end.is_secondary and not self.stopped_by_us
+        if is_first or not fails_for_peer:
+            self.let_go()
+
+    def _take(
+        self,
+        kind: str,
+        text: str,
+        now: float,
+    ) -> None:
+        if kind in (ASK, ASK_FIRST):
+            self._question = kind
+        self._reply()
+        super()._take(kind, text, now)
+
+    def _reply(self) -> None:
+        """Answer the question of the script, once it is known whether this rank failed first."""
+        if not self._question or not self._is_decided():
+            return
+        if self._question == ASK:
+            code = 0
+            if self._exception is not None:
+                code = 1
+            self._given = self._instead(code)
+            answer = self._given
+        else:
+            cause = self._role.root_cause
+            answer = int(cause is not None and self.rank not in cause.ranks)
+        self._question = ""
+        with suppress(OSError):
+            self._status.send(bytes([answer]))
+
+    def _is_decided(self) -> bool:
+        cause = self._role.root_cause
+        if cause is not None:
+            return True
+        own = ExitStatus(exception=self._exception)
+        if not own.is_secondary:
+            return True
+        # Rank 0 decides, and cannot be reached any more
+        return self.rank > 0 and not self._role.peers
+
+    def _instead(self, code: int) -> int:
+        """The exit code of the job, if the script must not end with this one; 0: it may."""
+        cause = self._role.root_cause
+        if cause is None:
+            return 0
+        end = ExitStatus(
+            code,
+            None,
+            self.external_signal,
+            self.stopped_by_us,
+            exception=self._exception,
+        )
+        return cause.exit_code_for(end)

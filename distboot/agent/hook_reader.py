@@ -1,0 +1,112 @@
+"""The agent's end of the pipe into which the crash hooks of a script write.
+
+Two writers share it. The hooks (`script/crash_hooks`) write *events*: a kind, the id of the process,
+a text, between zero bytes. faulthandler writes plain text there: about a crash (it begins with
+"Fatal Python error"), and the stacks of one thread or of all when a signal arrives. So what is left
+in the buffer without the events is a dump of faulthandler.
+
+Nothing waits for this pipe: it does not block, its writers drop what does not fit, and the buffer
+is bounded. The secret of the job is removed from every text before it goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from contextlib import suppress
+
+from ..base.text import without_secret
+from ..job.exit_status import FATAL
+from ..job.stacks import ANOTHER, THREADS
+from ..script.progress import is_our_thread
+
+_EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
+_LONGEST = 3500  # characters of a text
+_MOST_KEPT = 16384  # bytes: what faulthandler writes of many threads
+_MOST_STACKS = 1 << 21  # bytes: what it writes of a hundred, while they are read
+# Bytes in a pipe, pipe(7): as usual; and while stacks are read, as much as any user may have
+_PIPE = 1 << 16
+_LARGE_PIPE = 1 << 20
+_ONE_THREAD = b"Stack (most recent call first):"  # how a dump of one thread begins
+
+
+class HookReader:
+    """Reads a pipe, which stays the caller's, without waiting."""
+
+    def __init__(self, pipe: int, secret: str = "") -> None:
+        os.set_blocking(pipe, False)
+        self.pipe = pipe
+        self.ended = False
+        self.expects_stacks = False
+        self._secret = secret
+        self._buffer = b""
+
+    def read(self) -> list[tuple[str, int, str]]:
+        """The complete events that have arrived: kind, process, text."""
+        self._fill()
+        events = _EVENT.findall(self._buffer)
+        self._buffer = _EVENT.sub(b"", self._buffer)
+        found = []
+        for kind, pid, data in events:
+            text = self.clean(data)
+            found.append((kind.decode(), int(pid), text[-_LONGEST:]))
+        return found
+
+    def take_dump(self) -> bool:
+        """Whether faulthandler has shown what the process did when SIGTERM arrived; True once."""
+        dump, *crash = self._buffer.partition(FATAL.encode())
+        left = b""
+        if self.expects_stacks:
+            left = dump.replace(_ONE_THREAD, b"")
+        self._buffer = b"".join((left, *crash))
+        return _ONE_THREAD in dump
+
+    def stacks(self) -> str:
+        """What faulthandler has written of all threads so far, while that is expected."""
+        if not self.ended:
+            self._fill()
+        return self.clean(self._buffer)
+
+    def expect_stacks(self) -> None:
+        """Make room for all threads: faulthandler does not wait until the pipe has room."""
+        self.expects_stacks = True
+        self._resize(_LARGE_PIPE)
+
+    def forget_stacks(self) -> None:
+        self.expects_stacks = False
+        self.take_dump()
+        self._resize(_PIPE)
+
+    def crash(self) -> str:
+        """What faulthandler has written about a crash, the thread that crashed first; or empty."""
+        if not self._buffer.startswith(FATAL.encode()):
+            return ""
+        dump, _, _ = self.clean(self._buffer).partition("Extension modules")
+        first, *threads = THREADS.split(dump)
+        own = [thread for thread in threads if not is_our_thread(thread)]
+        own.sort(key=lambda thread: thread.startswith(ANOTHER))
+        text = first + "".join(own)
+        lines = text[:_LONGEST].splitlines()
+        return "\n".join(filter(None, lines))
+
+    def clean(self, data: bytes) -> str:
+        text = data.decode(errors="replace")
+        return without_secret(text, self._secret)
+
+    def _fill(self) -> None:
+        most = _MOST_KEPT
+        if self.expects_stacks:
+            most = _MOST_STACKS
+        try:
+            while data := os.read(self.pipe, 65536):
+                self._buffer = (self._buffer + data)[:most]
+        except BlockingIOError:
+            return
+        except OSError:  # the same as its end
+            pass
+        self.ended = True
+
+    def _resize(self, size: int) -> None:
+        with suppress(OSError, AttributeError):  # only Linux can, up to a limit
+            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, size)

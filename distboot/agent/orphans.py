@@ -1,0 +1,90 @@
+"""What the ranks of a round have left behind: processes that would keep a port or an accelerator.
+
+They are children of this process by now, in whatever group or session they are, as it is their
+subreaper (`child`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from ..base.process import proc_stat
+from ..base.text import escape_control, log_line
+
+_POLL = 0.02  # seconds
+_KILLED = 5.0  # seconds for a process to end that was killed
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
+
+
+def end_orphans(grace: float, spared: set[int]) -> None:
+    """End all children but those that were there before: TERM, the grace, KILL.
+
+    Their own children become ours when they end, and are ended, too.
+    """
+    end = time.monotonic() + grace
+    asked: set[int] = set()
+    while True:
+        orphans = children() - spared
+        if not orphans:
+            return
+        now = time.monotonic()
+        if now >= end + _KILLED:  # of another user, or the kernel does not let go of it
+            _warn_of(orphans)
+            return
+        if now >= end:
+            _send(orphans, signal.SIGKILL)
+        else:
+            _send(orphans - asked, signal.SIGTERM)
+        asked |= orphans
+        request = signal.sigtimedwait(_ENDING, _POLL)
+        if request is not None:
+            os.kill(os.getpid(), signal.SIGTERM)  # which is handled once signals are unblocked
+            return
+        _reap()
+
+
+def children() -> set[int]:
+    """The ids of our children, also of those that another process has started.
+
+    None where there is no /proc.
+    """
+    if not os.path.isdir("/proc"):
+        return set()
+    own = [str(os.getpid())]
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        stat = proc_stat(name)
+        parent = stat[1:2]
+        if parent == own:
+            found.add(int(name))
+    return found
+
+
+def _send(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _reap() -> None:
+    ended = -1
+    with suppress(ChildProcessError):  # none is left
+        while ended != 0:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+
+
+def _warn_of(orphans: set[int]) -> None:
+    named = [f"{pid} ({_name(pid)})" for pid in sorted(orphans)]
+    left = ", ".join(named)
+    log_line(None, f"warning: cannot end processes that a rank has left behind: {left}")
+
+
+def _name(pid: int) -> str:
+    """The name of the program that a process runs; "?" if it cannot be read."""
+    path = f"/proc/{pid}/comm"
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return escape_control(file.read().strip())
+    return "?"

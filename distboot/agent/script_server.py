@@ -1,0 +1,320 @@
+"""The agent's end of the sockets of its scripts: who may connect, and what each message does.
+
+The script of a rank whose agent has started it, or which has started its agent, has its connection
+from the beginning. Any other process connects to a name (`link_messages`), and has to show the token
+of a rank first; `distboot stacks` has no token, and may ask for stacks if the kernel says that it
+runs as the same user. Every connection is bounded: in the bytes of a message, in their number, and
+in the time for which it can keep the agent from other work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from ..base.errors import DistbootError
+from ..rendezvous.coordinator import Coordinator
+from ..rendezvous.join import Joined
+from ..rendezvous.membership import JoinResult
+from ..rendezvous.messages import (
+    Arrive,
+    AskStacks,
+    Failed,
+    Go,
+    Leave,
+    Ready,
+    RequestStop,
+    ShowStacks,
+    as_problem,
+)
+from ..rendezvous.protocol import Frames, ProtocolError
+from .link_messages import (
+    FROM_SCRIPT,
+    FROM_SCRIPTS,
+    OPEN,
+    PREFIX,
+    UNAUTHENTICATED_MOST,
+    AskLog,
+    Attach,
+    Finish,
+    Keep,
+    Listen,
+    Listening,
+    Log,
+    socket_name,
+)
+from .loop import EventLoop
+from .participant import Answer, Participant
+
+_SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
+_MOST_SESSIONS = 64  # of one rank
+# Several turns' worth: a script has the time to show its token
+_MOST_UNAUTHENTICATED = 256
+_WAITING = 256  # connections that are not accepted yet
+_ACCEPTED_AT_ONCE = 64
+CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A connection of a script."""
+
+    socket: socket.socket
+    frames: Frames
+    rank: int | None  # None until it has shown the token of a rank
+
+    def send(self, message: object, *files: int) -> None:
+        """Send a message, with open files."""
+        data = OPEN.sign(message)
+        sent = 0
+        try:
+            if files:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))
+                sent = self.socket.sendmsg([data], [rights])
+            self.socket.sendall(data[sent:])
+        except OSError:  # it has ended, or does not read: half an answer is of no use
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class ScriptServer:
+    """The connections of the scripts of one agent."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        ranks: tuple[int, ...],
+        role: Participant,
+        loop: EventLoop,
+    ) -> None:
+        assert joined.result is not None
+        self._result: JoinResult = joined.result
+        self._joined = joined
+        self._ranks = ranks
+        self._role = role
+        self._loop = loop
+        self._sessions: list[_Session] = []
+        self._listener: socket.socket | None = None
+        self._name = ""  # at which it listens
+        self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
+
+    def serve(self, connection: socket.socket, rank: int | None = None) -> None:
+        """Handle the messages that arrive at this socket; None: it has to show a token first."""
+        most = FROM_SCRIPTS
+        if rank is None:
+            most = UNAUTHENTICATED_MOST
+        session = _Session(connection, Frames(most), rank)
+        self._sessions.append(session)
+        connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
+        self._loop.add_reader(
+            connection.fileno(),
+            partial(self._read, session),
+        )
+
+    def open(self) -> None:
+        """Listen, so that the scripts find this agent."""
+        plan = self._joined.plan
+        parts = [socket_name(plan.name), job_mark(plan.job, self._result.port)]
+        job = "-".join(filter(None, parts))
+        self._name = f"{PREFIX}{job}-{os.urandom(8).hex()}"
+        listener = socket.socket(socket.AF_UNIX)
+        self._listener = listener
+        listener.bind(f"\0{self._name}")
+        listener.listen(_WAITING)
+        listener.setblocking(False)
+        self._loop.add_reader(
+            listener.fileno(),
+            partial(self._accept, listener),
+        )
+
+    def variable(self, rank: int) -> str:
+        """The value of DISTBOOT_AGENT for the script of a rank; empty before `open`."""
+        if not self._name:
+            return ""
+        return f"{self._name}:{self._tokens[rank]}"
+
+    def close(self) -> None:
+        """A script that waits for an answer finds its connection closed."""
+        if self._listener is not None:
+            self._listener.close()
+        for session in self._sessions:
+            session.socket.close()
+
+    def _accept(self, listener: socket.socket, _now: float) -> None:
+        with suppress(OSError):
+            for _ in range(_ACCEPTED_AT_ONCE):
+                connection, _ = listener.accept()
+                unauthenticated = [each for each in self._sessions if each.rank is None]
+                if len(unauthenticated) >= _MOST_UNAUTHENTICATED:
+                    self._drop(unauthenticated[0])  # which has had the most time
+                self.serve(connection)
+
+    def _read(self, session: _Session, now: float) -> None:
+        try:
+            data = session.socket.recv(1 << 16)
+            for frame in session.frames.feed(data):
+                message = OPEN.verify(frame, session.frames, *FROM_SCRIPT)
+                self._take(session, message, now)
+        except (OSError, ProtocolError):
+            data = b""
+        if not data:
+            self._drop(session)
+
+    def _drop(self, session: _Session) -> None:
+        if session in self._sessions:  # otherwise it was dropped already
+            self._sessions.remove(session)
+            self._loop.remove_reader(session.socket.fileno())
+            session.socket.close()
+
+    def _take(
+        self,
+        session: _Session,
+        message: object,
+        now: float,
+    ) -> None:
+        if isinstance(message, Attach):
+            self._attach(session, message)
+        elif isinstance(message, AskStacks):
+            self._ask_stacks(session, message, now)
+        elif session.rank is None:
+            raise ProtocolError("sent a message before authenticating")
+        else:
+            self._take_from(session.rank, session, message, now)
+
+    def _take_from(
+        self,
+        rank: int,
+        session: _Session,
+        message: object,
+        now: float,
+    ) -> None:
+        """Handle a message of the script of a rank."""
+        match message:
+            case Ready() | Arrive():
+                reply = partial(self._answer, session)
+                self._role.ask(rank, message, reply, now)
+            case Leave():
+                self._close_context(rank, session)
+                self._role.take(rank, message, now)
+            case RequestStop():
+                self._role.take(rank, message, now)
+            case Listen():
+                self._give_listener(session, rank)
+            case Keep():
+                self._keep_listener(rank)
+            case AskLog():
+                events = self._joined.log() or ()
+                session.send(Log(tuple(events)))
+            case Finish():
+                self._finish(now)
+
+    def _attach(self, session: _Session, message: Attach) -> None:
+        rank = self._rank_of(message.token)
+        if rank is None:
+            raise ProtocolError("is not the script of a rank of this agent")
+        own = [each for each in self._sessions if each.rank == rank]
+        if len(own) >= _MOST_SESSIONS:
+            raise ProtocolError("has too many connections")
+        session.rank = rank
+        session.frames.most = FROM_SCRIPTS
+        session.send(self._result)
+
+    def _rank_of(self, token: str) -> int | None:
+        given = token.encode(errors="replace")
+        for rank, own in self._tokens.items():
+            if hmac.compare_digest(given, own.encode()):
+                return rank
+        return None
+
+    def _ask_stacks(
+        self,
+        session: _Session,
+        message: AskStacks,
+        now: float,
+    ) -> None:
+        """Show where all ranks are, to a process of the same user."""
+        peer = session.socket.getsockopt(
+            socket.SOL_SOCKET,
+            socket.SO_PEERCRED,
+            CREDENTIALS.size,
+        )
+        _, user, _ = CREDENTIALS.unpack(peer)
+        pids = {0, os.getpid()}
+        pids.update(member.pid for member in self._role.own)
+        if user not in (0, os.geteuid()) or message.pid not in pids:
+            raise ProtocolError("is not allowed to request stacks")
+        self._role.ask_stacks(
+            lambda lines: session.send(ShowStacks(tuple(lines))),
+            now,
+        )
+
+    def _answer(self, session: _Session, message: Answer) -> None:
+        """Answer a script; `Go` brings the page on which it counts its reads."""
+        page = None
+        if isinstance(message, Go):
+            page = self._role.stops.new(session.rank or 0, stops=message.stops)
+        if page is None:
+            session.send(message)
+            return
+        session.send(message, page)
+        os.close(page)
+
+    def _close_context(self, rank: int, session: _Session) -> None:
+        if rank == self._ranks[0]:
+            self._joined.release_port()
+        self._end_wait(rank)
+        self._role.stops.close(rank)
+        session.send(Listening())
+
+    def _end_wait(self, rank: int) -> None:
+        """Fail the wait of a thread of the script while another one closes the context."""
+        wait = self._role.waiting.pop(rank, None)
+        if wait is None:
+            return
+        error = DistbootError(
+            "usage",
+            f"{wait.key.text}: this rank closed its context while it waited",
+            "close it once no thread waits any more",
+        )
+        wait.reply(Failed(as_problem(error), wait.key))
+
+    def _give_listener(self, session: _Session, rank: int) -> None:
+        """Give rank 0's script the listening socket, if the port is not taken by now."""
+        listener = None
+        if rank == 0:
+            listener = self._joined.take_listener()
+            if listener is None:  # the wrapper has left the port to its script
+                from ..rendezvous.ports import PortInUse, listening  # here, as only rank 0 needs it
+
+                with suppress(PortInUse):
+                    listener = listening(self._result.port)
+        if listener is None:
+            session.send(Listening())
+            return
+        with listener:
+            session.send(Listening(), listener.fileno())
+
+    def _keep_listener(self, rank: int) -> None:
+        server = self._joined.side
+        if rank != 0 or self._joined.listener is None:
+            return
+        if isinstance(server, Coordinator):
+            server.pool.accept_again()
+
+    def _finish(self, now: float) -> None:
+        if self._role.held:
+            raise ProtocolError("cannot end the agent of a wrapper")
+        self._role.leave()
+        self._role.turn(now)
+
+
+def job_mark(job: str, port: int) -> str:
+    """What tells a job from others on this host, in the names of its sockets."""
+    return hashlib.sha256(f"{job}:{port}".encode()).hexdigest()[:8]

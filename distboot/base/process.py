@@ -1,0 +1,188 @@
+"""A process, by its id: what /proc has about it, signals for it, how it has ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import struct
+from contextlib import suppress
+
+# Signals that come from outside of a job: a process that one of these ends was stopped; it did not
+# fail.
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ABORT = signal.SIGABRT
+INTERRUPT = signal.SIGINT
+KILL = signal.SIGKILL
+# SIGRTMAX on Linux: it ends process 1 of a container, which no other signal does.
+LAST_RESORT = 64
+# Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray;
+# libmpi_abi.so of MPI 5
+MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
+
+# ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since
+# Linux 6.15.
+_INFO = struct.Struct("QQ11Ii")
+_INFO_EXIT = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+# proc_pid_stat(5), counted from the state, which is the third field.
+_START_CODE = 23
+_START_TIME = 19  # in clock ticks after boot
+_EXIT_CODE = 49
+# Where its code starts, if this process may not read that, or if it has ended. Then its exit code,
+# too, reads as 0.
+_HIDDEN: tuple[list[str], ...] = ([], ["0"], ["1"])
+
+
+def signal_name(number: int) -> str:
+    """`"SIGTERM"`; `"signal 34"` for those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_of_code(code: int | None) -> int | None:
+    """The signal in an exit code as a shell reports it, 128 + n; None: it has none."""
+    if code is None:
+        return None
+    number = code - 128
+    if 0 < number < signal.NSIG:
+        return number
+    return None
+
+
+def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
+    """Whether a process or one that it started has a library in memory; False if not known."""
+    pids = [pid]
+    while pids:
+        process = pids.pop()
+        if library.search(_read(f"{process}/maps")):
+            return True
+        children = _read(f"{process}/task/{process}/children")
+        pids += map(int, children.split())
+    return False
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty if the process has ended, or if there is no /proc."""
+    with (
+        suppress(OSError),
+        open(f"/proc/{path}", encoding="utf-8", errors="replace") as file,
+    ):
+        return file.read()
+    return ""
+
+
+def proc_stat(process: object = "self") -> list[str]:
+    """The fields of proc_pid_stat(5), from the third one on: the state.
+
+    Empty if the process has ended, or if there is no /proc.
+    """
+    with (
+        suppress(OSError),
+        open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file,
+    ):
+        return file.read().rpartition(")")[2].split()
+    return []
+
+
+def started(process: object = "self") -> float | None:
+    """When a process began, in seconds after boot, as CLOCK_BOOTTIME counts.
+
+    None if the process has ended, or if there is no /proc.
+    """
+    fields = proc_stat(process)
+    if not fields:
+        return None
+    return int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+
+
+def ends_at(process: int, number: int) -> bool:
+    """Whether a signal ends a process: it does not block, ignore or handle the signal.
+
+    False also if that is not known.
+    """
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        # proc_pid_status(5): SigCgt:	0000000180004a02
+        kept = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16) | int(lines["SigCgt"], 16)
+    except (OSError, ValueError, KeyError):
+        return False
+    own_bit = 1 << (number - 1)
+    return not kept & own_bit
+
+
+class Process:
+    """A process that need not be a child of this one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # Readable once the process has ended; None: the kernel lacks it (before Linux 5.3)
+        self.file: int | None = None
+        with suppress(OSError, AttributeError):
+            self.file = os.pidfd_open(pid)
+        stat = proc_stat(pid)
+        start_code = stat[_START_CODE : _START_CODE + 1]
+        self._shows_exit_code = start_code not in _HIDDEN
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+    @property
+    def state(self) -> str:
+        """A letter, as in proc_pid_stat(5); empty if the process has ended."""
+        stat = proc_stat(self.pid)
+        return "".join(stat[:1])
+
+    def stopped(self) -> str:
+        """While a signal, and not a debugger ("t"), has stopped the process: a text that is the same
+        as long as the process has not run in between.
+
+        Empty if it is not stopped.
+        """
+        if self.state != "T":
+            return ""
+        return f"T {self.read('schedstat')}"
+
+    def has_ended(self) -> bool:
+        return self.state in ("", "Z", "X")
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        with suppress(OSError):
+            if self.file is not None:
+                signal.pidfd_send_signal(self.file, number)
+            else:
+                os.kill(self.pid, number)
+
+    def wait_status(self) -> int | None:
+        """How the process ended, as `os.waitpid` returns it; None if only its parent may know."""
+        # A zombie shows it here; once its parent has waited for it, only the descriptor has it.
+        stat = proc_stat(self.pid)
+        is_zombie = stat[:1] in (["Z"], ["X"])
+        if is_zombie and self._shows_exit_code:
+            return int(stat[_EXIT_CODE])
+        if self.file is None:
+            return None
+        no_values = [0] * 13
+        info = bytearray(_INFO.pack(_INFO_EXIT, *no_values))
+        try:
+            fcntl.ioctl(self.file, _GET_INFO, info)
+        except OSError:
+            return None
+        mask, *_, status = _INFO.unpack(info)
+        if not mask & _INFO_EXIT:
+            return None
+        return int(status)
+
+    def read(self, name: str) -> str:
+        """The text of a file of the process in /proc; empty if it is not there, or is not readable."""
+        path = f"/proc/{self.pid}/{name}"
+        with suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+        return ""

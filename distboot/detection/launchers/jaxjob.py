@@ -1,0 +1,43 @@
+"""The JAXJob of Kubeflow's training operator v1. Its names are generic: only all four of them are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..env_reader import EnvReader
+from ..parse import parse_port
+from . import Launcher
+
+_MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    if any(name not in environ for name in _MARKERS):
+        return False
+    return environ["NUM_PROCESSES"] != "1" or environ["PROCESS_ID"] != "0"
+
+
+def _read(reader: EnvReader) -> None:
+    reader.take_own_address("COORDINATOR_ADDRESS")
+    port = reader.parsed("COORDINATOR_PORT", parse_port)
+    if "MASTER_PORT" not in reader.environ:
+        reader.put("COORDINATOR_PORT", master_port=port)
+
+
+JAXJOB = Launcher(
+    name="jaxjob",
+    title="Kubeflow JAXJob",
+    source="documentation: Kubeflow training operator v1, pkg/controller.v1/jax/envvar.go",
+    sample=(
+        "COORDINATOR_ADDRESS=jaxjob-worker-0 COORDINATOR_PORT=6666 "
+        "NUM_PROCESSES={size} PROCESS_ID={rank}"
+    ),
+    markers=_MARKERS,
+    claim=_claim,
+    needs_claim=True,
+    numbers=("PROCESS_ID", "NUM_PROCESSES"),
+    more=_read,
+    in_order=(),
+    compared_with_nodes=True,
+    env_forwarding_hint="an env entry NAME=VALUE in the pod template",
+)

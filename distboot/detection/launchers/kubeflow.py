@@ -1,0 +1,111 @@
+"""Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read.
+
+The process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean what
+they say. Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
+  PET_NNODES=3   PET_NPROC_PER_NODE=4   PET_NODE_RANK=2   RANK=2 (the pod)   WORLD_SIZE=12
+nprocPerNode: auto, its default, gives WORLD_SIZE=3, as early versions do for any number. Trainer v2
+sets PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...base.errors import DistbootError
+from ...base.text import short_repr
+from ..env_reader import EnvReader, variable
+from ..node_platform import NodePlatform
+from ..parse import parse_number, parse_port
+from . import has_any
+
+_MARKERS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    # LOCAL_RANK: something has started processes in the pod, and numbered them.
+    if not has_any(environ, _MARKERS) or "LOCAL_RANK" in environ:
+        return False
+    one_a_pod = environ.get("PET_NPROC_PER_NODE", "auto") in ("1", "auto")
+    plain = has_any(environ, ("RANK", "WORLD_SIZE"))
+    # Then the numbers of pods are those of processes.
+    return not (plain and one_a_pod and environ.get("PET_NNODES") == environ.get("WORLD_SIZE"))
+
+
+def _read(reader: EnvReader) -> None:
+    _refuse_elastic(reader.environ)
+    # Flyte's 2:2 is no range
+    nodes = reader.parsed("PET_NNODES", _first_number, required=True)
+    reader.put("PET_NNODES", world_size=nodes)
+    node = reader.integer(reader.first("PET_NODE_RANK", "RANK"), "rank")
+    reader.agree("RANK", node, "PET_NODE_RANK")
+    per_node = reader.environ.get("PET_NPROC_PER_NODE", "auto")
+    count = None
+    if per_node not in ("auto", "cpu", "gpu", "xpu"):
+        count = reader.integer("PET_NPROC_PER_NODE")
+    _check_pods_or_ranks(reader, nodes, count or 1)
+    reader.put("PET_NNODES", num_nodes=nodes)
+    if count != 1:
+        reader.node_level = (
+            f"PET_NPROC_PER_NODE={per_node} asks for {count or 'several'} processes in each pod"
+        )
+    _locate_pod_0(reader)
+
+
+def _first_number(text: str) -> int:
+    return parse_number(text.partition(":")[0])
+
+
+def _refuse_elastic(environ: Mapping[str, str]) -> None:
+    low, colon, high = environ.get("PET_NNODES", "").partition(":")
+    if colon and low != high:
+        raise DistbootError(
+            "node-level-launch",
+            f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun "
+            "starts and numbers",
+            "start the script with torchrun in every pod; it reads the PET_* variables",
+        ).of("node ?")
+
+
+def _check_pods_or_ranks(reader: EnvReader, nodes: int | None, count: int) -> None:
+    """Refuse a WORLD_SIZE that counts neither the pods nor the ranks."""
+    size = reader.environ.get("WORLD_SIZE")
+    if nodes is None or size is None or size in (str(nodes), str(nodes * count)):
+        return
+    per_node = short_repr(reader.environ.get("PET_NPROC_PER_NODE", "auto"))
+    why = f"is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={per_node}"
+    reader.reject("WORLD_SIZE", why)
+
+
+def _locate_pod_0(reader: EnvReader) -> None:
+    if "PET_MASTER_ADDR" not in reader.environ or "MASTER_ADDR" in reader.environ:
+        return
+    reader.take_own_address("PET_MASTER_ADDR")
+    port = reader.parsed("PET_MASTER_PORT", parse_port)
+    if "MASTER_PORT" not in reader.environ:
+        reader.put("PET_MASTER_PORT", master_port=port)
+
+
+KUBEFLOW = NodePlatform(
+    name="kubeflow",
+    title="Kubeflow PyTorchJob and TrainJob, several processes per pod (PET_*)",
+    page=(
+        "https://github.com/kubeflow/trainer/blob/master/"
+        "pkg/runtime/framework/plugins/torch/torch.go"
+    ),
+    index_variable="PET_NODE_RANK",
+    count_variable="PET_NNODES",
+    marks=_MARKERS,
+    address="PET_MASTER_ADDR",
+    port="PET_MASTER_PORT",
+    per_node=("PET_NPROC_PER_NODE",),
+    also=("RANK", "WORLD_SIZE"),
+    read=_read,
+    claim=_claim,
+    owns_torch_vars=True,
+    env_forwarding_hint="an env entry NAME=VALUE in the pod template",
+    sample=(
+        "PET_NNODES=2 PET_NPROC_PER_NODE=8 PET_NODE_RANK=1 PET_MASTER_ADDR=digits-node-0-0.digits "
+        "PET_MASTER_PORT=29500 KUBERNETES_SERVICE_HOST=10.96.0.1"
+    ),
+    note="With one process per pod and `RANK` and `WORLD_SIZE`, these two are ranks.",
+)

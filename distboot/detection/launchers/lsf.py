@@ -1,0 +1,36 @@
+"""LSF: `jsrun`, with the job step manager JSM of Summit, Sierra and their kind.
+
+jsrun sets Open MPI's variables, too, for Spectrum MPI. A plain `bsub` job is not a launcher.
+"""
+
+from __future__ import annotations
+
+from ..left_over import LeftOver
+from . import Launcher
+
+_RANK = "JSM_NAMESPACE_RANK"
+_SIZE = "JSM_NAMESPACE_SIZE"
+
+LSF = Launcher(
+    name="lsf",
+    title="LSF job steps (jsrun)",
+    source=(
+        "documentation: PyTorch Lightning's LSFEnvironment "
+        "('JSM_NAMESPACE_LOCAL_RANK: the node local rank')"
+    ),
+    sample=(
+        "JSM_NAMESPACE_RANK={rank} JSM_NAMESPACE_SIZE={size} JSM_NAMESPACE_LOCAL_RANK={local} "
+        "JSM_NAMESPACE_LOCAL_SIZE={per_node} LSB_JOBID=1234"
+    ),
+    markers=(_RANK, _SIZE),
+    numbers=(_RANK, _SIZE, "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    same={"OMPI_COMM_WORLD_RANK": _RANK, "OMPI_COMM_WORLD_SIZE": _SIZE},
+    job_id=("LSB_JOBID",),
+    optional=("JSM_NAMESPACE_LOCAL_SIZE",),
+    nodes_are_hosts=True,
+    uses_daemons=True,
+    starts_daemons=True,
+    left_over=(LeftOver("JSM_NAMESPACE_LOCAL_RANK", "LSF's jsrun", (_RANK, _SIZE)),),
+    mpi="maybe",
+    env_forwarding_hint="jsrun -E NAME=VALUE …",
+)

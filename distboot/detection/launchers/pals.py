@@ -1,0 +1,72 @@
+"""PALS on HPE Cray: `mpiexec`, `aprun`.
+
+No variable of PALS has the number of ranks (PALS_NRANKS is an option of mpiexec, and a user may set
+it): PMI_SIZE has it. Slurm (`--mpi=cray_shasta`) and Flux set PALS_* for Cray's MPI library, too, and
+come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..env_reader import EnvReader
+from ..left_over import LeftOver
+from . import Launcher, has_any
+
+_MARKERS = ("PALS_RANKID", "PALS_NODEID")
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    return has_any(environ, _MARKERS) and "SLURM_STEP_ID" not in environ
+
+
+def _read(reader: EnvReader) -> None:
+    if reader.number("world_size") is None:
+        reader.remedy = (
+            "PALS itself does not say how many ranks there are: start them with mpiexec --pmi=cray "
+            "…, which sets PMI_SIZE; or pass the number: mpiexec --env WORLD_SIZE=N …"
+        )
+    node = reader.integer("PALS_NODEID")
+    rank = reader.number("rank")
+    if rank is None or node is None:
+        return
+    if node <= rank:  # else the user mapped the ranks to nodes
+        reader.put("PALS_NODEID", node_rank=node)
+
+
+PALS = Launcher(
+    name="pals",
+    title="PALS (mpiexec and aprun on HPE Cray)",
+    source="documentation: HPE pals.h, 'Environment variables available for applications'",
+    sample=(
+        "PALS_RANKID={rank} PALS_NODEID={node} "
+        "PALS_LOCAL_RANKID={local} PALS_LOCAL_SIZE={per_node} "
+        "PALS_APID=f3b9c7e2-0a53-4d2f-9a7e-2f1f4f0a7f00 PMI_RANK={rank} PMI_SIZE={size} "
+        "PMI_LOCAL_RANK={local} PMI_LOCAL_SIZE={per_node}"
+    ),
+    markers=_MARKERS,
+    claim=_claim,
+    numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    instead={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
+    same={
+        "PMI_RANK": "PALS_RANKID",
+        "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID",
+        "PMI_LOCAL_SIZE": "PALS_LOCAL_SIZE",
+    },
+    job_id=("PALS_APID",),
+    optional=("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    more=_read,
+    nodes_are_hosts=True,
+    uses_daemons=True,
+    starts_daemons=True,
+    left_over=(
+        LeftOver(
+            "PALS_LOCAL_RANKID",
+            "PALS (aprun, mpiexec on Cray)",
+            ("PMI_RANK", "PMI_SIZE"),
+            in_shell=True,
+        ),
+    ),
+    mpi="maybe",
+    env_forwarding_hint="mpiexec --env NAME=VALUE …",
+)

@@ -1,0 +1,47 @@
+"""PMI_RANK and PMI_SIZE of some MPI launcher: `mpiexec -n 4 docker run -e PMI_RANK -e PMI_SIZE …`.
+
+MPICH, Intel MPI, PALS or `srun --mpi=pmi2` set them. They are enough; the local numbers are not
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..left_over import LeftOver
+from . import Launcher, has_any
+
+_MARKERS = ("PMI_RANK", "PMI_SIZE")
+
+# Launchers with these set PMI_*, too, and know more. Where none of them claims the process, it is the
+# shell of a step.
+_OF_OTHERS = (
+    "FLUX_TASK_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "PALS_RANKID",
+    "PALS_NODEID",
+)
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    return has_any(environ, _MARKERS) and not has_any(environ, _OF_OTHERS)
+
+
+PMI = Launcher(
+    name="pmi",
+    title="an MPI launcher or srun --mpi=pmi2, of which only PMI_RANK and PMI_SIZE are left",
+    source="captures of MPICH, Intel MPI, and Slurm with --mpi=pmi2",
+    sample="PMI_RANK={rank} PMI_SIZE={size}",
+    markers=_MARKERS,
+    claim=_claim,
+    numbers=("PMI_RANK", "PMI_SIZE"),
+    nodes_are_hosts=True,
+    uses_daemons=True,
+    left_over=(LeftOver("PMI_ID", "an MPI launcher that serves PMI at a port", in_shell=True),),
+    of_one_process="PMI_(RANK|SIZE|FD|PORT|ID|JOBID|SPAWNED|LOCAL_)",
+    programs=("hydra_pmi_proxy", "hydra_bstrap_proxy", "slurmstepd"),
+    mpi="yes",
+    read_by=("horovod", "jax"),
+)

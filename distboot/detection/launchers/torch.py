@@ -1,0 +1,41 @@
+"""Plain RANK and WORLD_SIZE, set for every process by a person, by Azure ML's PyTorch jobs, or by an operator.
+
+Kubeflow's PyTorchJob with one process per pod has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT only.
+LOCAL_RANK without the rest is half of a launcher.
+"""
+
+from __future__ import annotations
+
+from ..env_reader import EnvReader
+from . import Launcher
+
+_PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+
+
+def _read(reader: EnvReader) -> None:
+    reader.remedy = (
+        "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear "
+        "these if they are left over"
+    )
+    reader.integers("RANK", "WORLD_SIZE", *_PLACE, optional=_PLACE)
+
+
+TORCH = Launcher(
+    name="torch",
+    title="plain RANK and WORLD_SIZE (Azure ML PyTorch jobs, Kubernetes operators, by hand)",
+    source=(
+        "PyTorch documentation, 'torch.distributed: environment variable initialization'; "
+        "Azure Machine Learning, 'Distributed training: PyTorch'"
+    ),
+    # Azure ML, distribution type PyTorch
+    sample=(
+        "RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} NODE_RANK={node} "
+        "MASTER_ADDR=10.0.0.4 MASTER_PORT=6105"
+    ),
+    markers=("RANK", "WORLD_SIZE", *_PLACE),
+    more=_read,
+    in_order=(),  # a user may have numbered them as they like
+    generic_names=True,
+    compared_with_nodes=True,
+    compared_with_signs=True,
+)

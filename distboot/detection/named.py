@@ -1,0 +1,52 @@
+"""The launcher that the user names, with DISTBOOT_LAUNCHER, `--launcher` or `launcher=`."""
+
+from __future__ import annotations
+
+import re
+
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import did_you_mean
+from .order import LAUNCHERS
+from .placement import NO_LAUNCHER, Placement
+from .readings import Environment, read_placement
+
+OFF = "none"  # the name for a process that is alone, whatever its environment has
+
+
+def named(environment: Environment, name: str, option: str) -> Placement:
+    """The placement by the launcher that the user names; `option` names it for messages."""
+    if name in (NO_LAUNCHER, OFF):
+        return read_placement(LAUNCHERS[NO_LAUNCHER], environment.without_ours)
+    launcher = LAUNCHERS.get(name)
+    if launcher is None:
+        raise _unknown(name, option)
+    environ = environment.for_launcher(launcher)
+    is_claimed = launcher.claims(environ)
+    problem = "its variables are not as it sets them"
+    if is_claimed or not launcher.needs_claim:
+        try:
+            return read_placement(launcher, environ)
+        except DistbootError as error:
+            if is_claimed:
+                raise
+            problem = error.message.removeprefix(f"launcher {name!r}: ")
+    raise DistbootError(
+        "launcher-mismatch",
+        f"{option}: {problem}",
+        "remove the setting to let distboot find the launcher, or start the job with that "
+        "launcher; to containers, pass its rank and size",
+    ).of(UNKNOWN_RANK)
+
+
+def _unknown(name: str, option: str) -> DistbootError:
+    titled = []
+    for launcher in LAUNCHERS.values():
+        words = re.findall(r"[\w.]+", launcher.title.lower())
+        if name.lower() in words:
+            titled.append(launcher.name)
+    return DistbootError(
+        "unknown-launcher",
+        f"{option} is not a valid launcher",
+        f"{did_you_mean(name, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, "
+        f"and {OFF} for a process that is alone (python -m distboot launchers)",
+    ).of(UNKNOWN_RANK)

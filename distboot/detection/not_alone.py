@@ -1,0 +1,91 @@
+"""The error for a process that is alone by its placement, while its environment shows others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import short_repr
+from . import signs
+from .placement import Placement
+from .signs import MALFORMED, Sign
+
+_MOST = 20  # signs in one message
+_WRAPPER = "python -m distboot run --nproc-per-node auto -- python train.py"
+
+
+def refuse_other_node(
+    placement: Placement, environ: Mapping[str, str], markers: Sequence[str]
+) -> None:
+    """Refuse a node of a platform with these markers that is another node by other variables."""
+    sign = signs.other_nodes(environ, placement, markers)
+    if sign is None:
+        return
+    index, count = sign.variables
+    number, nodes = map(short_repr, sign.values)
+    name = placement.launcher
+    raise DistbootError(
+        "conflicting-launchers",
+        f"{name} says node {placement.rank} of {placement.world_size} "
+        f"({placement.sources['rank']}), but {index}={number} and {count}={nodes} disagree",
+        f"DISTBOOT_LAUNCHER={name} if {index} and {count} are about something else; "
+        f"if they are right, set NODE_RANK=${index} NUM_NODES=${count} DISTBOOT_LAUNCHER=nodes, "
+        "and MASTER_ADDR to the host of node 0",
+    ).of(UNKNOWN_RANK)
+
+
+def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
+    """The error for these signs of other processes."""
+    if all(sign.meaning is MALFORMED for sign in found):
+        return _malformed(found)
+    claim = "no launcher numbers this process, and"
+    if placement.has_launcher:
+        source = placement.sources["rank"]
+        claim = f"launcher {placement.launcher!r} says rank 0 of 1 ({source}), but"
+    lines = [f"{claim} its environment says that there are others:", *map(str, found[:_MOST])]
+    if len(found) > _MOST:
+        lines.append(f"and {len(found) - _MOST} more")
+    error = DistbootError("not-alone", "\n  ".join(lines), _remedy(found))
+    return error.of(UNKNOWN_RANK)
+
+
+def _malformed(found: Sequence[Sign]) -> DistbootError:
+    names = ", ".join(sign.variables[0] for sign in found)
+    return DistbootError(
+        "broken-environment",
+        "\n  ".join(map(str, found)),
+        f"set {names} to a whole number of 1 or more, or unset it; "
+        "or set DISTBOOT_LAUNCHER=none if this process is alone",
+    ).of(UNKNOWN_RANK)
+
+
+def _remedy(found: Sequence[Sign]) -> str:
+    index, count = _index_and_count(found)
+    address = "<host of node 0>"
+    for sign in found:
+        if sign.host:
+            address = _address(sign)
+            break
+    numbers = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
+    return (
+        f"with one process per node: {numbers} {_WRAPPER}; "
+        "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "
+        "or DISTBOOT_LAUNCHER=none if this process is alone"
+    )
+
+
+def _index_and_count(found: Sequence[Sign]) -> tuple[str, str]:
+    """What to type for the number of this node and that of all; variables if all signs agree."""
+    pairs = [sign for sign in found if len(sign.variables) == 2]
+    values = {sign.values for sign in pairs}
+    if len(values) != 1:
+        return "<number of this node>", "<nodes>"
+    index, count = pairs[0].variables
+    return f"${index}", f"${count}"
+
+
+def _address(sign: Sign) -> str:
+    """What to type for MASTER_ADDR; a URL is not a valid address."""
+    if "://" in sign.values[0]:
+        return sign.host
+    return f"${sign.variables[0]}"

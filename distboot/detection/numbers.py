@@ -1,0 +1,89 @@
+"""Whether the numbers of one process fit together.
+
+An unknown number takes part as NaN, with which every comparison is false: so a check that has nothing to
+compare finds nothing. And a number that is to count only in some case becomes NaN in all others, by
+adding `_ONLY_IF[case]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isnan, nan
+
+_ONLY_IF = {True: 0, False: nan}
+_DO_NOT_FIT = "{world_size}, {local_world_size}, {num_nodes} do not fit together"
+
+
+class _Descriptions(dict[str, str]):
+    """Fields as messages show them, each made when a message has it."""
+
+    def __init__(self, describe: Callable[[str], str]) -> None:
+        super().__init__()
+        self._describe = describe
+
+    def __missing__(self, field: str) -> str:
+        return self._describe(field)
+
+
+def contradictions(
+    numbers: Sequence[int | None], in_order: tuple[str, ...], describe: Callable[[str], str]
+) -> list[str]:
+    """What cannot be so together, as sentences.
+
+    Args:
+        numbers: as in `NUMBERS`; None: not known.
+        in_order: those of the local rank and the node rank that follow the order of ranks.
+        describe: gives a field with its value for the sentences.
+    """
+    known = [nan if number is None else number for number in numbers]
+    rank, world_size, local_rank, here, node_rank, nodes = known
+    others = world_size - here
+    checks = (
+        (rank >= world_size, "{rank} is not below {world_size}"),
+        (
+            world_size + _ONLY_IF[isnan(rank)] == 0,
+            "{world_size} cannot be 0: this process is there",
+        ),
+        (local_rank >= here, "{local_rank} is not below {local_world_size}"),
+        (
+            local_rank >= world_size + _ONLY_IF[isnan(here)],
+            "{local_rank} is not below {world_size}",
+        ),
+        (node_rank >= nodes, "{node_rank} is not below {num_nodes}"),
+        (node_rank >= world_size + _ONLY_IF[isnan(nodes)], "{node_rank} is not below {world_size}"),
+        (_is_out_of_order(known, in_order), "{rank} of {world_size} cannot be at {place}"),
+        (here == 0, "{local_world_size} cannot be 0: this process is there"),
+        (here > world_size, "{local_world_size} is more than {world_size}"),
+        (nodes == 0, "{num_nodes} cannot be 0: this process is there"),
+        (nodes > world_size, "{num_nodes} is more than {world_size}"),
+        # Every other node has at least one process; on a single node they are all here.
+        (others < nodes - 1, _DO_NOT_FIT),
+        (nodes == 1 and others > 0, _DO_NOT_FIT),
+    )
+    found = [sentence for is_wrong, sentence in checks if is_wrong]
+    if not found:
+        return []
+    described = _Descriptions(describe)
+    place = {"local_rank": local_rank, "local_world_size": here, "node_rank": node_rank}
+    described["place"] = ", ".join(describe(field) for field in place if not isnan(place[field]))
+    return [sentence.format_map(described) for sentence in found]
+
+
+def _is_out_of_order(numbers: Sequence[float], in_order: tuple[str, ...]) -> bool:
+    rank, world_size, local_rank, here, node_rank, nodes = numbers
+    if isnan(rank + world_size):
+        return False
+    local_rank += _ONLY_IF["local_rank" in in_order]
+    node_rank += _ONLY_IF["node_rank" in in_order]
+    is_first = local_rank == 0 and node_rank == 0
+    checks = (
+        # Below this rank are one of each node before, and all of this node with a lower local rank.
+        rank < node_rank,
+        rank < local_rank,
+        rank < node_rank + local_rank,
+        # Above it are those with a higher one.
+        world_size - rank < here - local_rank,
+        is_first and rank > 0,
+        nodes == 1 and rank > local_rank,
+    )
+    return any(checks)

@@ -1,0 +1,196 @@
+"""Which launcher wins, and where its record is.
+
+The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
+has set is inherited by all processes alike and wrong for most of them. So launchers are asked in the
+order of `INNERMOST_FIRST`, and the first one that claims the process wins.
+
+A launcher's file is loaded only where one of its variables is set: most processes load one or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from importlib import import_module
+from typing import NamedTuple
+
+from .launchers import Launcher, of_platform
+from .left_over import LeftOver
+from .node_platform import NodePlatform
+
+
+class Entry(NamedTuple):
+    """A launcher in the order."""
+
+    name: str  # of its record, which is in the file of that name
+    # Variables with which the file is loaded: what comes before their first "_", or whole names where
+    # that is a common word
+    variables: tuple[str, ...]
+    file: str = ""  # if it is another one
+
+
+def _launcher(name: str, variables: str = "") -> Entry:
+    return Entry(name, tuple(variables.split()))
+
+
+def _platform(name: str, variables: str) -> Entry:
+    """A row of the table of platforms."""
+    return Entry(name, tuple(variables.split()), "platforms")
+
+
+INNERMOST_FIRST: tuple[Entry, ...] = (
+    # srun, mpirun and operators all start torchrun's agents. No torchrun worker starts mpirun.
+    _launcher("torchrun", "TORCHELASTIC GROUP ROLE"),
+    # Its launcher runs once a node, under pdsh, and starts the processes itself.
+    _launcher("deepspeed", "CROSS LOCAL_SIZE"),
+    # horovodrun and the MPI launchers start their daemons with srun inside an allocation, and the
+    # processes inherit the step of the daemon, in which every node has "one task". So all of them
+    # come before slurm.
+    _launcher("horovodrun", "HOROVOD"),
+    # jsrun sets Open MPI's variables too, for Spectrum MPI, but not all of them.
+    _launcher("lsf", "JSM"),
+    _launcher("openmpi", "OMPI PMIX"),
+    # Intel MPI and MVAPICH come from MPICH, set its variables too, and know more than it does.
+    _launcher("intelmpi", "I_MPI_HYDRA_UUID HYDRA"),
+    _launcher("mvapich", "MV2"),
+    _launcher("mpich", "MPI"),
+    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is asked
+    # after them.
+    _launcher("flux", "FLUX"),
+    _launcher("slurm", "SLURM"),
+    _launcher("pals", "PALS"),
+    # What all of these set, and nothing that says which: they come before, as they know more.
+    _launcher("pmi", "PMI"),
+    # The agent of a node clears what has started it. What a rank starts is one of those above.
+    _launcher("distboot", "DISTBOOT"),
+    # They number processes, and platforms that number nodes start one on each.
+    _launcher("jax", "JAX"),
+    _launcher("jaxjob", "COORDINATOR_ADDRESS COORDINATOR_PORT NUM_PROCESSES PROCESS_ID"),
+    # An operator's RANK counts pods. It must not be taken for that of a process, as torch would.
+    # ModelArts is built on Volcano, and knows more.
+    _launcher("kubeflow", "PET"),
+    _platform("modelarts", "VC MA"),
+    _launcher("volcano", "VC VK"),
+    _launcher("pods", "NPROC_PER_NODE"),
+    # Platforms with names of their own; where RANK or LOCAL_RANK is set, something has numbered
+    # processes.
+    _platform("skypilot", "SKYPILOT"),
+    _platform("dstack", "DSTACK"),
+    _platform("lepton", "LEPTON"),
+    _platform("metaflow", "MF"),
+    _platform("lws", "LWS"),
+    _platform("volcengine", "MLP"),
+    _platform("baseten", "BT"),
+    _platform("ngc", "NGC"),
+    _platform("nsml", "NSML"),
+    _platform("beaker", "BEAKER"),
+    _platform("htcondor", "_CONDOR_PROCNO _CONDOR_NPROCS"),
+    _launcher("tpu", "TPU MEGASCALE"),
+    _launcher("vertex", "CLUSTER_SPEC"),
+    # The same with plain names, which a person may have set from those.
+    _launcher("nodes", "NODE_RANK JOB_COMPLETION_INDEX"),
+    # NODE_RANK and LOCAL_RANK without RANK: for torch that is half a launcher.
+    _launcher("lightning", "LOCAL_RANK NODE_RANK"),
+    # RANK and WORLD_SIZE are plain names that any shell, image or operator may set; a launcher with
+    # names of its own knows better. When both are set and disagree, `detect` refuses.
+    _launcher("torch", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK"),
+    # An operator sets TF_CONFIG once a pod; where RANK is there as well (Vertex AI) it is the more
+    # exact one.
+    _launcher("tf_config", "TF_CONFIG"),
+    # Platforms that start one container per node: whatever was started inside knows better.
+    _launcher("sagemaker", "SM"),
+    _launcher(
+        "awsbatch",
+        "AWS_BATCH_JOB_NODE_INDEX AWS_BATCH_JOB_NUM_NODES AWS_BATCH_JOB_MAIN_NODE_INDEX",
+    ),
+    # No launcher claims the process, and no half of one is left over.
+    _launcher("single", "LSF_PM_TASKID ALPS_APP_PE PBS_TASKNUM"),
+)
+
+_ENTRIES = {entry.name: entry for entry in INNERMOST_FIRST}
+
+# `Entry.variables` -> the places in the order
+_PLACES: dict[str, list[int]] = {}
+for _place, _entry in enumerate(INNERMOST_FIRST):
+    for _variable in _entry.variables:
+        _PLACES.setdefault(_variable, []).append(_place)
+
+# Of the names that have been looked up: marker or trigger -> the places of the launchers to ask, and
+# variable -> what it proves
+_ASKED: dict[str, set[int]] = {}
+_LEFT_OVERS: dict[str, tuple[int, LeftOver]] = {}
+_looked_up: set[str] = set()
+
+
+class _Launchers(Mapping[str, Launcher]):
+    """The records by name, the innermost first, each loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> Launcher:
+        return _load(_ENTRIES[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ENTRIES)
+
+    def __len__(self) -> int:
+        return len(_ENTRIES)
+
+
+LAUNCHERS = _Launchers()
+
+
+@cache
+def _load(entry: Entry) -> Launcher:
+    file = import_module(f".launchers.{entry.file or entry.name}", __package__)
+    record: Launcher | NodePlatform = getattr(file, entry.name.upper())
+    if isinstance(record, NodePlatform):
+        return of_platform(record)
+    return record
+
+
+def related(environ: Mapping[str, str]) -> list[Launcher]:
+    """The launchers that have any variable there, the innermost first."""
+    return [_load(entry) for entry in _entries(environ)]
+
+
+def present(environ: Mapping[str, str]) -> list[Launcher]:
+    """The launchers that may have started a process with this environment, the innermost first."""
+    names = environ.keys()
+    new = names - _looked_up
+    if new:
+        _look_up(new)
+    places: set[int] = set()
+    for name in names & _ASKED.keys():
+        places |= _ASKED[name]
+    return [_load(INNERMOST_FIRST[place]) for place in sorted(places)]
+
+
+def left_overs(environ: Mapping[str, str]) -> list[LeftOver]:
+    """The variables there that prove a launcher, of the innermost first; after `present`."""
+    found = [_LEFT_OVERS[name] for name in environ.keys() & _LEFT_OVERS.keys()]
+    return [left_over for _, left_over in sorted(found)]
+
+
+def _look_up(names: AbstractSet[str]) -> None:
+    for entry in _entries(names):
+        launcher = _load(entry)
+        place = INNERMOST_FIRST.index(entry)
+        for name in launcher.markers + launcher.triggers:
+            _ASKED.setdefault(name, set()).add(place)
+        for number, left_over in enumerate(launcher.left_over):
+            _LEFT_OVERS[left_over.name] = (100 * place + number, left_over)
+    _looked_up.update(names)
+
+
+def _entries(names: Iterable[str]) -> list[Entry]:
+    """The launchers whose files these variables load."""
+    keys = {name.partition("_")[0] for name in names}.union(names)
+    places: set[int] = set()
+    for key in keys & _PLACES.keys():
+        places.update(_PLACES[key])
+    return [INNERMOST_FIRST[place] for place in sorted(places)]
+
+
+def node_platforms(launchers: Iterable[Launcher]) -> list[NodePlatform]:
+    """Those of these launchers that are platforms which number nodes."""
+    return [launcher.nodes for launcher in launchers if launcher.nodes is not None]

@@ -1,0 +1,68 @@
+"""What is said of a launcher that has bound a process to fewer CPUs than its share.
+
+Open MPI binds each of two ranks to one core; more of them to a NUMA node. Whatever a rank starts inherits it: the
+threads of OpenMP, and the workers that load data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..base.text import log_line
+from ..detection.placement import Placement
+from ..host import cpus
+
+_THREADS = "OMP_NUM_THREADS"
+_ONE_CORE = 2  # CPUs, where each core has two threads
+# The variables are for a platform that calls mpirun itself: for Open MPI 4, and for 5.
+_UNBOUND = (
+    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the "
+    "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
+    "PRTE_MCA_hwloc_default_binding_policy=none"
+)
+
+
+def warn_of_node(placement: Placement) -> None:
+    """Warn where the process that starts the ranks of a node is bound, as they inherit it."""
+    bound = cpus.binding()
+    if bound is None or not placement.has_launcher:
+        return
+    own, every = bound
+    _say(
+        placement,
+        f"this process to {own} of {every} CPUs, and so all ranks of this node",
+    )
+
+
+def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Root = "/") -> None:
+    """Warn where a rank is bound to one core of a larger share, or starts more threads than it has CPUs.
+
+    The first rank of each node says it.
+    """
+    if placement.local_rank != 0 or not placement.has_launcher:
+        return
+    bound = cpus.binding(root)
+    ranks = placement.local_world_size
+    if bound is None or ranks is None:
+        return
+    own, every = bound
+    what = f"each rank to {own} of {every} CPUs"
+    share = every // ranks
+    threads = environ.get(_THREADS, "")
+    if threads.isdecimal() and int(threads) > own:
+        _say(
+            placement,
+            f"{what}, and {_THREADS}={threads} is more than that",
+        )
+    elif own <= min(_ONE_CORE, share // 2):
+        _say(
+            placement,
+            f"{what}, of which its share is {share}",
+        )
+
+
+def _say(placement: Placement, what: str) -> None:
+    log_line(
+        placement.who,
+        f"warning: {placement.launcher} has bound {what}: {_UNBOUND}",
+    )

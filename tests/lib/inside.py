@@ -1,0 +1,95 @@
+"""The door of the tests to parts of distboot that are not its public surface.
+
+A test whose subject is one of these parts imports that itself. Any other test takes what it needs
+from here, so that moving or renaming a part changes one file.
+"""
+
+from distboot import frameworks
+from distboot.agent.launcher_process import find
+from distboot.agent.session import Session, alone
+from distboot.agent.stop_pages import StopPages
+from distboot.base.commands import command_error
+from distboot.base.errors import CODES
+from distboot.base.process import Process, ends_at, proc_stat
+from distboot.cli.nested_launcher import nested_launcher
+from distboot.cli.nproc_per_node import count_of
+from distboot.cli.target import Target
+from distboot.detection import signs, surroundings
+from distboot.detection.detect import refuse_unless_rank
+from distboot.detection.export import for_launcher, merged, variables
+from distboot.detection.here import detect_here
+from distboot.detection.launchers.tf_config import corrected
+from distboot.detection.local_rank_option import (
+    with_local_rank,
+    without_local_rank,
+    wrong_local_rank,
+)
+from distboot.detection.node_platform import NodePlatform, ranks_per_node
+from distboot.detection.order import LAUNCHERS, node_platforms
+from distboot.detection.placement import FIELDS, NUMBERS
+from distboot.frameworks import Options, jax, preload
+from distboot.frameworks._base import imported
+from distboot.frameworks._torch import refuse_idle_accelerators
+from distboot.host import DERIVED_PORTS, cpus, free_port
+from distboot.host.cpus import of_all
+from distboot.rendezvous.foreign import CLOSES
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
+from distboot.rendezvous.numbering import build_membership
+from distboot.rendezvous.protocol import Frames, decode
+from distboot.tools.doctor.command import examine, text
+from distboot.tools.env import docker_options
+
+__all__ = [
+    "CLOSES",
+    "CODES",
+    "DERIVED_PORTS",
+    "FIELDS",
+    "LAUNCHERS",
+    "NUMBERS",
+    "Frames",
+    "Go",
+    "JoinTable",
+    "Members",
+    "NodePlatform",
+    "Options",
+    "Process",
+    "Ready",
+    "Session",
+    "StopPages",
+    "Target",
+    "WorkerInfo",
+    "alone",
+    "build_membership",
+    "command_error",
+    "corrected",
+    "count_of",
+    "cpus",
+    "decode",
+    "detect_here",
+    "docker_options",
+    "ends_at",
+    "examine",
+    "find",
+    "for_launcher",
+    "frameworks",
+    "free_port",
+    "imported",
+    "jax",
+    "merged",
+    "nested_launcher",
+    "node_platforms",
+    "of_all",
+    "preload",
+    "proc_stat",
+    "ranks_per_node",
+    "refuse_idle_accelerators",
+    "refuse_unless_rank",
+    "signs",
+    "surroundings",
+    "text",
+    "variables",
+    "with_local_rank",
+    "without_local_rank",
+    "wrong_local_rank",
+]

@@ -1,0 +1,400 @@
+"""What rank 0 decides, as rows of events and effects: who failed first, who waits for whom, at which read all stop."""
+
+from collections.abc import Sequence
+
+import pytest
+from job_rows import Event, JobOfRank0, Lose, Row, Take, Wait
+from supervised import raised
+
+from distboot.job.exit_status import ExitStatus
+from distboot.job.messages import (
+    Exited,
+    Exiting,
+    Failing,
+    Position,
+    Reads,
+    Stalled,
+    Terminating,
+)
+from distboot.job.stacks import Stacks, frame
+from distboot.rendezvous.messages import (
+    BARRIER,
+    MAIN_FIRST,
+    Arrive,
+    Detach,
+    Key,
+    Leave,
+    Ready,
+    RequestStop,
+)
+
+KILLED = ExitStatus(signal=9, when=1.0)
+WELL = ExitStatus(code=0, when=1.0)
+CODE_3 = ExitStatus(code=3, when=1.0)
+BUG = raised("ValueError: boom", "train.py:7", when=1.0)
+PEER_CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456"
+OF_A_PEER = raised(PEER_CLOSED)
+NO_DRIVER = ("device-failed", "no driver", "")
+SIGTERM = 15
+RANK_2_IS_KILLED = (
+    "say: rank 2 failed first: killed by SIGKILL (out of memory, or kill -9), on host-1"
+)
+RANK_3_LOST_A_PEER = (
+    "say: rank 3 failed first, because a peer disconnected: "
+    f"uncaught exception: {PEER_CLOSED}, on host-1"
+)
+RANK_1_ENDED_EARLY = (
+    "say: rank 1 exited with code 0 while 3 other ranks were still training, on host-0; "
+    "then rank 3 failed, because a peer disconnected"
+)
+NODE_IS_LOST = (
+    "say: ranks 2-3 became unreachable first: the connection closed without an exit report, "
+    "on host-1 (node 1)"
+)
+STOPS_AT_44 = "say: rank 3 was asked to stop (SIGUSR1): all ranks stop at read 44 of ctx.preempted"
+RANK_3_IS_LATE = (
+    "say: waiting for rank 3 (host-1) for 71 s: it is in load_batch (train.py:7); "
+    "ranks 0-2 wait in all_reduce (train.py:7), collective operation 9, rank 3 has begun 8\n"
+    "  | rank 3: load_batch (train.py:7)\n"
+    "  | ranks 0-2: all_reduce (train.py:7)"
+)
+NOTHING: Sequence[str] = ()
+
+
+def fails(rank: int, end: ExitStatus) -> Event:
+    return Take(rank, Failing(end))
+
+
+def exits(rank: int, end: ExitStatus) -> Event:
+    return Take(rank, Exited(end))
+
+
+def is_about_to_end(rank: int) -> Event:
+    return Take(rank, Exiting())
+
+
+def is_terminated(rank: int) -> Event:
+    return Take(rank, Terminating(SIGTERM))
+
+
+def arrives(rank: int, name: str = BARRIER, limit: float = 60.0) -> Event:
+    return Take(rank, Arrive(Key(name), limit))
+
+
+def leads(rank: int, failure: str | None = None) -> Event:
+    return Take(rank, Arrive(Key(MAIN_FIRST), 60.0, leads=True, failure=failure))
+
+
+def has_read(rank: int, count: int) -> Event:
+    return Take(rank, Reads(count))
+
+
+def is_at(rank: int, question: int, operations: int, place: str, since: float = 70.0) -> Event:
+    stacks = Stacks((frame(place, "/job/train.py", 7),))
+    return Take(
+        rank,
+        Position(
+            question,
+            since,
+            {"0": operations},
+            0,
+            0,
+            stacks,
+        ),
+    )
+
+
+FIRST_FAILURE: dict[str, list[Row]] = {
+    "a rank that is killed is named, and what follows is not": [
+        (
+            exits(2, KILLED),
+            [
+                RANK_2_IS_KILLED,
+                "all <- Abort",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+        (exits(3, KILLED), ["record: exited 3"]),
+        (exits(0, WELL), ["record: exited 0"]),
+    ],
+    "an exception that speaks of a peer waits for that peer": [
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (
+            exits(2, KILLED),
+            [
+                RANK_2_IS_KILLED,
+                "all <- Abort",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+    ],
+    "a rank that is about to end may be that peer": [
+        (is_about_to_end(2), NOTHING),
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (Wait(1), NOTHING),
+        (
+            exits(2, CODE_3),
+            [
+                "say: rank 2 failed first: exit code 3, on host-1",
+                "all <- Abort",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+    ],
+    "a node is lost with all of its ranks": [
+        (Lose(2), ["record: unreachable 2"]),
+        (Lose(3), ["record: unreachable 3"]),
+        (
+            Wait(1),
+            [
+                NODE_IS_LOST,
+                "all <- Abort",
+                "record: root_cause 2",
+                "conclude: ranks 2, 3",
+            ],
+        ),
+    ],
+    "a rank that is about to end for ever is waited for within a limit": [
+        (is_about_to_end(2), NOTHING),
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (Wait(1), NOTHING),
+        (
+            Wait(15),
+            [
+                f"{RANK_3_LOST_A_PEER}\n  | {PEER_CLOSED}",
+                "all <- Abort",
+                "record: root_cause 3",
+                "conclude: rank 3",
+            ],
+        ),
+    ],
+    "a rank that ends too early explains those that waited for it": [
+        (exits(1, WELL), ["record: exited 1"]),
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (
+            Wait(1),
+            [
+                RANK_1_ENDED_EARLY,
+                "all <- Abort",
+                "record: root_cause 1",
+                "conclude: rank 1",
+            ],
+        ),
+    ],
+    "an agent that detaches may end as it likes": [
+        (Take(1, Detach()), NOTHING),
+        (Wait(100), NOTHING),
+    ],
+    "a signal that answers a failure is not the cause": [
+        (is_terminated(1), ["all <- CountReads", "record: stop_requested 1"]),
+        (
+            exits(2, KILLED),
+            [
+                RANK_2_IS_KILLED,
+                "all <- Abort",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+    ],
+}
+
+KEYS: dict[str, list[Row]] = {
+    "a barrier is over when all have come": [
+        (arrives(0), NOTHING),
+        (arrives(3), NOTHING),
+        (arrives(1), NOTHING),
+        (arrives(2), ["rank 0 <- Release", "all <- Release"]),
+    ],
+    "a barrier fails where a rank has closed its context": [
+        (arrives(0), NOTHING),
+        (arrives(1), NOTHING),
+        (Take(3, Leave()), ["rank 0 <- Failed missing-rank", "rank 1 <- Failed missing-rank"]),
+        (arrives(2), ["rank 2 <- Failed missing-rank"]),
+    ],
+    "a barrier fails where a rank has ended": [
+        (arrives(1), NOTHING),
+        (exits(3, WELL), ["rank 1 <- Failed missing-rank", "record: exited 3"]),
+    ],
+    "a barrier whose first rank gives up is over for all": [
+        (arrives(1, limit=20.0), NOTHING),
+        (arrives(0, limit=30.0), NOTHING),
+        (
+            Wait(10),
+            [
+                (
+                    "say: barrier(): 2/4 ranks are here; missing: ranks "
+                    "2-3 (node 1); giving up in 20 s"
+                ),
+            ],
+        ),
+        (Wait(10), ["rank 0 <- Failed missing-rank", "rank 1 <- Failed missing-rank"]),
+    ],
+    "all wait for the rank that leads": [
+        (arrives(1, MAIN_FIRST), NOTHING),
+        (arrives(3, MAIN_FIRST), NOTHING),
+        (leads(0), ["rank 0 <- Release", "ranks 1, 3 <- Release"]),
+        (arrives(2, MAIN_FIRST), ["rank 2 <- Release"]),
+    ],
+    "all hear why the rank that leads has failed": [
+        (arrives(1, MAIN_FIRST), NOTHING),
+        (leads(0, "no disk"), ["rank 0 <- Release", "rank 1 <- Failed rank-failed"]),
+        (arrives(2, MAIN_FIRST), ["rank 2 <- Failed rank-failed"]),
+    ],
+}
+
+START: dict[str, list[Row]] = {
+    "all start when all are ready": [
+        (Take(0, Ready()), NOTHING),
+        (Take(1, Ready()), NOTHING),
+        (Take(2, Ready()), NOTHING),
+        (Take(3, Ready()), ["rank 0 <- Go", "all <- Go"]),
+    ],
+    "nobody starts where two frameworks meet": [
+        (Take(0, Ready(framework="torch")), NOTHING),
+        (
+            Take(1, Ready(framework="jax")),
+            [
+                "rank 0 <- Failed membership-mismatch",
+                "all <- Failed membership-mismatch",
+                "record: not_ready",
+            ],
+        ),
+    ],
+    "nobody starts where a rank has a problem": [
+        (Take(0, Ready()), NOTHING),
+        (
+            Take(2, Ready(problem=NO_DRIVER)),
+            [
+                "rank 0 <- Failed device-failed",
+                "all <- Failed device-failed",
+                "record: not_ready",
+            ],
+        ),
+        (Take(1, Ready()), ["rank 1 <- Failed device-failed"]),
+    ],
+    "nobody starts where a rank has ended": [
+        (Take(0, Ready()), NOTHING),
+        (
+            exits(1, KILLED),
+            [
+                "rank 0 <- Failed rank-failed",
+                "all <- Failed rank-failed",
+                "record: exited 1",
+                "record: not_ready",
+            ],
+        ),
+        (Take(2, Ready()), ["rank 2 <- Failed rank-failed"]),
+    ],
+}
+
+STOP: dict[str, list[Row]] = {
+    "all stop at one read, which none has begun": [
+        (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
+        (Take(2, RequestStop("SIGUSR1")), NOTHING),
+        (has_read(1, 41), NOTHING),
+        (has_read(2, 42), NOTHING),
+        (has_read(3, 43), NOTHING),
+        (
+            has_read(0, 40),
+            [
+                STOPS_AT_44,
+                "all <- StopAt 44",
+                "record: stop_agreed",
+            ],
+        ),
+    ],
+    "a rank whose agent does not answer is not waited for": [
+        (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
+        (has_read(0, 40), NOTHING),
+        (has_read(1, 41), NOTHING),
+        (has_read(3, 43), NOTHING),
+        (
+            Wait(10),
+            [
+                f"{STOPS_AT_44}; without rank 2, which did not say how far it is",
+                "all <- StopAt 44",
+                "record: stop_agreed",
+            ],
+        ),
+    ],
+    "nor is one that has ended": [
+        (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
+        (has_read(0, 40), NOTHING),
+        (has_read(1, 41), NOTHING),
+        (has_read(3, 43), NOTHING),
+        (
+            exits(2, WELL),
+            [
+                STOPS_AT_44,
+                "all <- StopAt 44",
+                "record: exited 2",
+                "record: stop_agreed",
+            ],
+        ),
+    ],
+    "a signal from outside stops all, and is no failure": [
+        (is_terminated(1), ["all <- CountReads", "record: stop_requested 1"]),
+        (has_read(1, 5), NOTHING),
+        (has_read(2, 5), NOTHING),
+        (has_read(3, 5), NOTHING),
+        (has_read(0, 5), NOTHING),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGTERM: rank 1 got it first, on host-0",
+                (
+                    "say: rank 1 was asked to stop (SIGTERM): all ranks "
+                    "stop at read 6 of ctx.preempted"
+                ),
+                "all <- Abort",
+                "all <- StopAt 6",
+                "record: root_cause 1",
+                "record: stop_agreed",
+                "conclude: rank 1",
+            ],
+        ),
+    ],
+}
+
+# Rank 2 has waited for a minute; all say how far they are, and then where.
+ASKED: list[Row] = [
+    (Take(2, Stalled()), ["all <- Locate"]),
+    (is_at(0, 1, 9, "all_reduce"), NOTHING),
+    (is_at(1, 1, 9, "all_reduce"), NOTHING),
+    (is_at(2, 1, 9, "all_reduce"), NOTHING),
+    (is_at(3, 1, 8, "load_batch"), ["all <- Locate"]),
+    (is_at(0, 2, 9, "all_reduce"), NOTHING),
+    (is_at(1, 2, 9, "all_reduce"), NOTHING),
+    (is_at(2, 2, 9, "all_reduce"), NOTHING),
+    (is_at(3, 2, 8, "load_batch"), NOTHING),
+    (Wait(1), NOTHING),
+]
+LATE: dict[str, list[Row]] = {
+    "a rank is late where one that waits for it still does": [
+        *ASKED,
+        (is_at(0, 0, 9, "all_reduce"), [RANK_3_IS_LATE, "record: late 3"]),
+    ],
+    "nobody is late where one that waited has gone on": [
+        *ASKED,
+        (is_at(0, 0, 10, "all_reduce", since=0.0), NOTHING),
+    ],
+}
+TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_event_has_these_effects(name: str) -> None:
+    job = JobOfRank0(has_begun=name not in START)
+    try:
+        for event, effects in TABLES[name]:
+            assert job.after(event) == list(effects), event
+    finally:
+        job.close()
