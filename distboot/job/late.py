@@ -201,8 +201,8 @@ class LateWatch:
         if now >= question.due:
             self._take_answers(now)
         if now >= self._next and not question.is_open:
-            wants_stacks = any((self.wait, self._replies))
-            self._ask_all(now, stacks=wants_stacks)
+            needs_stacks = any((self.wait, self._replies))
+            self._ask_all(now, stacks=needs_stacks)
         if now >= self._poll:
             self._ask_witness(now)
 

@@ -79,7 +79,7 @@ _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/script/progress\.py")
 class Stacks:
     """Where a process is.
 
-    `state` is what the kernel says of it, if it has no stack to show or cannot go on.
+    `state` is what the kernel reports of it, if it has no stack to show or cannot continue.
     """
 
     main: tuple[str, ...] = of(_stack, default=())

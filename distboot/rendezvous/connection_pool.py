@@ -135,7 +135,7 @@ class Connection:
 
 
 class OutOfFilesError(Exception):
-    """A connection cannot be accepted; the text says how many files this process may open."""
+    """A connection cannot be accepted; the text tells how many files this process may open."""
 
 
 class ConnectionPool:

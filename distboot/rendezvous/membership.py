@@ -163,7 +163,7 @@ def _checked_sizes(message: Members, agents: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EarlierAgent:
-    """An agent of the round before, as another one of that round knows it."""
+    """An agent of the round before."""
 
     number: int = of(number)  # of its rank, or its node
     host: str = of(line)
@@ -175,39 +175,39 @@ class JoinPlan:
     """What an agent needs to know to join."""
 
     own: WorkerInfo = of(nested(WorkerInfo))
-    job: str = of(text(100))  # digest of what tells it from others
+    job: str = of(text(100))  # a digest that other jobs do not have
     hosts: tuple[str, ...] = of(several(line))  # where rank 0 may be, the likeliest first
     ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
     join_timeout: float = of(time_or_duration)
-    # Which all ranks of the job know; empty: not set
+    # The same on all ranks of the job; empty: not set
     secret: str = of(text(1 << 16), default="", repr=False)
     # Whether rank 0 is at the first host, or may be at any of them
     is_certain: bool = of(flag, default=True)
-    source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
-    # Why there may be fewer nodes than these, to be said with the missing ones
+    source: str = of(line, default="")  # of the address of rank 0, for example "MASTER_ADDR"
+    # Why there may be fewer nodes than these, for the error about missing ones
     doubt: str = of(line, default="")
-    # "WORLD_SIZE=4", where a person may have set it to more than there are
+    # "WORLD_SIZE=4", if a person may have set it to more than there are
     size: str = of(line, default="")
-    # Whether another rank of this node says what is being waited for
+    # Whether another process on this node prints which ranks are missing
     quiet: bool = of(flag, default=False)
-    # Whether an agent around this one has met the others, and keeps the port
+    # Whether an agent around this one has already met the others, and keeps the port
     again: bool = of(flag, default=False)
-    # Of the round before, in a job that goes on
+    # The agents of the round before, in a job with restarts
     earlier: tuple[EarlierAgent, ...] = of(several(nested(EarlierAgent)), default=())
     # Seconds for which rank 0's agent may still be ending its ranks of that round
     ending: float = of(time_or_duration, default=0.0)
-    # Of the launcher, one of which is above this process; see `Launcher.programs`
+    # The launcher's programs, one of which is above this process; see `Launcher.programs`
     programs: tuple[str, ...] = of(several(line), default=())
-    # The job's, for users: what the launcher or the platform calls it
+    # Of the job, for users: as the launcher or the platform calls it
     name: str = of(text(1 << 16), default="")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """What an agent knows when all ranks have met."""
+    """What an agent knows once all ranks have met."""
 
     membership: Membership = of(nested(Membership))
-    # What differs and should not, on rank 0
+    # Differences between ranks, on rank 0
     warnings: tuple[str, ...] = of(several(text(1 << 16)), default=())
     host: str = of(line, default="")  # where rank 0 was really reached
     port: int = of(number, default=0)

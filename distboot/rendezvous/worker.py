@@ -19,7 +19,7 @@ Two things make this longer than a loop:
   attempt may find a closed port where a foreign process had answered before.
 
 Once the report is sent, the wait for the answer lasts until the join timeout, and a little longer:
-rank 0 has the same timeout, and its answer says which ranks are missing.
+rank 0 has the same timeout, and its answer names the missing ranks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _SILENT = "a process listens there, and does not answer as rank 0"
 
 
 class NoAnswerError(Exception):
-    """An attempt failed; the text says how."""
+    """An attempt failed; the text tells how."""
 
 
 class UnreachableError(NoAnswerError):
@@ -94,8 +94,9 @@ class _SilentError(NoAnswerError):
 
 
 class Worker:
-    """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once
-    it was.
+    """A rank other than 0 in the rendezvous.
+
+    `host` and `port` are where rank 0 was reached, once it was.
     """
 
     def __init__(
