@@ -37,9 +37,7 @@ from ..rendezvous.messages import (
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from .heartbeat import (
     BEATS_OF_RANK_0,
-    DisconnectedError,
     HeartbeatConnection,
-    close_gracefully,
 )
 from .participant import (
     AFTER_THE_FIRST,
@@ -47,6 +45,7 @@ from .participant import (
     Answer,
     Participant,
 )
+from .peer_connection import DisconnectedError, close_gracefully
 from .peer_watch import DISCONNECTED
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too

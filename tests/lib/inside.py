@@ -18,6 +18,7 @@ from distboot.detection import signs, surroundings
 from distboot.detection.detect import refuse_unless_rank
 from distboot.detection.export import for_launcher, merged, variables
 from distboot.detection.here import detect_here
+from distboot.detection.launchers import sample_of
 from distboot.detection.launchers.tf_config import corrected
 from distboot.detection.local_rank_option import (
     with_local_rank,
@@ -25,7 +26,7 @@ from distboot.detection.local_rank_option import (
     wrong_local_rank,
 )
 from distboot.detection.node_platform import NodePlatform, ranks_per_node
-from distboot.detection.order import LAUNCHERS, node_platforms
+from distboot.detection.order import INNERMOST_FIRST, LAUNCHERS, node_platforms
 from distboot.detection.placement import FIELDS, NUMBERS
 from distboot.frameworks import Options, jax, preload
 from distboot.frameworks._base import imported
@@ -45,6 +46,7 @@ __all__ = [
     "CODES",
     "DERIVED_PORTS",
     "FIELDS",
+    "INNERMOST_FIRST",
     "LAUNCHERS",
     "NUMBERS",
     "Frames",
@@ -85,6 +87,7 @@ __all__ = [
     "ranks_per_node",
     "refuse_idle_accelerators",
     "refuse_unless_rank",
+    "sample_of",
     "signs",
     "surroundings",
     "text",
