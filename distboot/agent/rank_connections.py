@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ..base.text import ranks_said
+from ..job.first_failure import GATHERING, RootCauseAnalysis
 from ..job.keys import Keys
-from ..job.root_cause import GATHERING, RankState, RootCauseAnalysis
+from ..job.root_cause import RankState
 from ..rendezvous.connection_pool import Connection
 from ..rendezvous.events import EventLog
 from ..rendezvous.membership import Membership

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from inside import Claims
 from launched import MPI_ENV, MPIRUN, in_both_ways, needs_mpirun, needs_torch
 from supervised import FAILING, Start, until
 
