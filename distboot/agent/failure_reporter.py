@@ -1,4 +1,13 @@
-"""The side of every other agent: it tells rank 0 how its ranks end, and hears from it who failed first."""
+"""The side of every agent other than rank 0's: it reports how its ranks end, and is told who failed first.
+
+It decides nothing alone, unless rank 0 is gone. A message of a script of ours goes to rank 0's
+agent, and what that sends is executed: stop our ranks, answer a script that waits at a key, publish
+the read of `ctx.preempted` at which all stop. When our own ranks have ended, this side waits for
+the answer of rank 0 for as long as `_limit` says, as a wrapper ends with the exit code of the job.
+
+Where rank 0 is gone (`rank_0_connection` finds that out), the scripts that wait get an error, and
+our ranks stop. What this agent prints is in `_words_for`: one agent of a node speaks for all.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,6 @@ from math import inf
 from typing import Any
 
 from ..base.errors import DistbootError
-from ..base.text import escape_control
 from ..job import messages
 from ..job.messages import (
     Exited,
@@ -29,7 +37,6 @@ from ..rendezvous.messages import (
     Ready,
     Refused,
     RequestStop,
-    Resume,
     Resumed,
     ShowStacks,
     as_problem,
@@ -40,173 +47,141 @@ from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
     Answer,
-    Participant,
 )
-from .peer_connection import DisconnectedError, close_gracefully
-from .peer_watch import DISCONNECTED
-from .returning import NewConnection, Returning, is_refused
+from .peer_connection import close_gracefully
+from .rank_0_connection import Rank0Connection
 
-_RETURNING = 2.0  # seconds to come back over another connection
-_CAUSE = 1.0  # seconds after our end to hear why
-_EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
-_LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
-_NO_REPORTS = "no reports"  # a topic
+_CAUSE_TIMEOUT = 1.0  # seconds after our end to be told why
+_EXPLANATION_TIMEOUT = 11.0  # seconds, where a peer that is about to end may be the cause
+_LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let this agent end
+_NO_REPORTS = "no reports"  # the topic of the line that rank 0 has ended well
 _LOOK = "look at the output of rank 0"
 
 
 @dataclass
-class FailureReporter(Participant):
+class FailureReporter(Rank0Connection):
     """The side of an agent other than rank 0's, which knows its own ranks and rank 0."""
-
-    returning: Returning | None = None  # how to come back to rank 0 over another connection
-    round: int = 0  # of the job
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Until when a connection that has ended may be replaced, and how it ended
-        self._return_until, self._why_ended = inf, ""
-        self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
-        self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
-        # What waits for the stacks of all ranks
-        self._shows: list[Callable[[Sequence[str]], object]] = []
+        # By rank, why rank 0 failed before the script was ready itself
+        self._not_begun: dict[int, Failed] = {}
         self._handlers: dict[type, Callable[[Any, float], object]] = {
-            Register: self._register,
-            ShowStacks: lambda said, _: self._show(said.lines),
-            messages.Abort: lambda said, now: self._stop_own(said.root_cause.escaped(), now),
+            Register: self._rank_0_registered,
+            ShowStacks: lambda message, _: self._show(message.lines),
+            messages.Abort: self._aborted,
             messages.CountReads: lambda _, now: self.stops.ask(now),
             messages.Done: lambda _, now: self._end_served(now),
             messages.Locate: self.locate,
-            messages.StopAt: lambda said, _: self.stops.stop_at(said.read),
+            messages.StopAt: lambda message, _: self.stops.stop_at(message.read),
             Resumed: self._resumed,
             Refused: self._refused,
         }
+        # Of our own ranks; any other message is sent on as it is
+        self._own_handlers: dict[type, Callable[[RankState, Any, float], object]] = {
+            Arrive: self._ask,
+            Ready: self._ask,
+            Exited: self._exited,
+            Register: self._registered,
+            RequestStop: self._stop_requested,
+            Failing: self._failing,
+            Terminating: self._terminating,
+        }
+
+    # Messages of our own ranks
 
     def take(self, rank: int, message: object, now: float) -> None:
-        member = self.members[rank]
-        if isinstance(message, Arrive | Ready):
-            self._ask(rank, message, now)
-        elif isinstance(message, Exited):
-            self._exited(member, message, now)
-        elif isinstance(message, Register):
-            member.pid = message.pid
-            self._send(replace(message, detects=self.settings.detects), rank)
-        elif isinstance(message, RequestStop) and not self.peers:
-            self.stops.stop_at(1)
-        elif not isinstance(message, Failing | Terminating):
+        handler = self._own_handlers.get(type(message))
+        if handler is None:
             self._send(message, rank)
         else:
-            if isinstance(message, Failing) and not message.end.cause:
-                member.failing = message.end
-            if self.detects:
-                if isinstance(message, Terminating):
-                    for connection in self.peers:
-                        self._question(connection, now)
-                self._send(message, rank)
+            handler(self.members[rank], message, now)
 
-    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
+    def _registered(self, member: RankState, message: Register, _: float) -> None:
+        member.pid = message.pid
+        told = replace(message, detects=self.settings.detects)
+        self._send(told, member.rank)
+
+    def _stop_requested(self, member: RankState, message: RequestStop, _: float) -> None:
+        if self.peers:
+            self._send(message, member.rank)
+        else:
+            self.stops.stop_at(1)
+
+    def _failing(self, member: RankState, message: Failing, _: float) -> None:
+        if not message.end.cause:
+            member.failing = message.end
+        if self.detects:
+            self._send(message, member.rank)
+
+    def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
+        if self.detects:
+            for connection in self.peers:
+                self._question(connection, now)
+            self._send(message, member.rank)
+
+    def _exited(self, member: RankState, message: Exited, now: float) -> None:
+        end = message.end
+        member.end = end
+        self._ended_at = now
+        self._send(message, member.rank)
+        if not self.detects or self.root_cause is not None:
+            return
+        if end.is_failure and self.is_cut_off:  # for its neighbors
+            self._stop_own(from_exit(member, end, 0.0), now)
+        elif not end.succeeded and self._is_silent():
+            # Perhaps why it failed; rank 0 will not say
+            self._lose_rank_0("it did not answer any more", now)
+
+    def _is_silent(self) -> bool:
+        return any(connection.is_unusually_silent() for connection in self.peers)
+
+    def ask_stacks(
+        self,
+        reply: Callable[[Sequence[str]], object],
+        now: float,
+    ) -> None:
         self._shows.append(reply)
         self._send(AskStacks(), self.own[0].rank)
         if self.is_cut_off:
             self._show([f"rank 0, which would ask all ranks, {self._describe_absence(now)}"])
 
-    def _show(self, lines: Sequence[str]) -> None:
-        shows, self._shows = self._shows, []
-        for reply in shows:
-            reply(lines)
-
-    def turn(self, now: float) -> None:
-        super().turn(now)
-        for rank in [rank for rank, wait in self.waiting.items() if now >= wait.until]:
-            self._answer_for_rank_0(rank, now)
-        if self.returning is not None and self.returning.is_active:
-            self._poll_return(self.returning, now)
-
-    def due(self, now: float) -> float:
-        attempt = inf if self.returning is None else self.returning.due
-        return min([super().due(now), attempt, *(wait.until for wait in self.waiting.values())])
-
-    def finish(self) -> None:
-        """See that our last message arrives, if rank 0 is there."""
-        if not self.is_cut_off and not self._is_silent():
-            close_gracefully(self.peers)
-
-    def close(self) -> None:
-        super().close()
-        if self.returning is not None:
-            self.returning.close()
-
-    def _limit(self) -> float:
-        if any(each.is_closed and each.unreachable_since is None for each in self.peers):
-            return max(
-                self._limit_of_ends(), self._return_until
-            )  # rank 0 is to know how they ended
-        return self._limit_of_ends()
-
-    def _limit_of_ends(self) -> float:
-        ends = [member.end for member in self.own if member.end is not None]
-        cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
-        if cause is None and self.may_restart and not self.is_cut_off:
-            return inf  # where a rank fails later all begin again
-        if (
-            all(end.succeeded for end in ends)
-            or not self.detects
-            or (cause is not None and cause.restarts)
-        ):
-            return self._ended_at
-        if cause is None:
-            patience = _EXPLANATION if is_secondary else _CAUSE
-            return self._ended_at + (0.0 if self.is_cut_off else patience)
-        if not self.held or not cause.is_failure:
-            return max(
-                self._ended_at, self._concluded_at + (AFTER_THE_FIRST if is_secondary else 0.0)
-            )
-        if not self.is_cut_off:
-            return self._ended_at + self.settings.grace + _LAST_MESSAGE
-        return self._gone_at + (0.0 if self._is_own(cause) else AFTER_THE_FIRST)
-
-    def _is_running(self, connection: HeartbeatConnection) -> bool:
-        return super()._is_running(connection) and not self._has_ended
-
-    def _is_silent(self) -> bool:
-        return any(connection.is_unusually_silent() for connection in self.peers)
-
-    def _ask(self, rank: int, message: Arrive | Ready, now: float) -> None:
-        """Pass on that the script of a rank waits, and see that it gets an answer."""
-        before = self._not_begun.get(rank)
-        if before is not None and before.key in (None, message.key):
-            self._take_answer(rank, before)
-        elif self.peers:
-            self._send(message, rank)
-        else:
-            self._answer_for_rank_0(rank, now)
-
-    def _exited(self, member: RankState, message: Exited, now: float) -> None:
-        member.end, self._ended_at = message.end, now
-        self._send(message, member.rank)
-        if not self.detects or self.root_cause is not None:
-            return
-        if self.is_cut_off and message.end.is_failure:  # for its neighbors
-            self._stop_own(from_exit(member, message.end, 0.0), now)
-        elif not message.end.succeeded and self._is_silent():
-            # Why we failed, perhaps; rank 0 will not say it
-            self._lose_rank_0("it did not answer any more", now)
+    # Messages of rank 0's agent
 
     def _take_from(
-        self, connection: HeartbeatConnection, rank: int, message: object, now: float
+        self,
+        connection: HeartbeatConnection,
+        rank: int,
+        message: object,
+        now: float,
     ) -> None:
+        handler = self._handlers.get(type(message))
         if isinstance(message, Answer):
             self._take_answers(rank, message)
         elif isinstance(message, Detach):
-            if message.ended and not self._has_ended and self.claim(_NO_REPORTS):
-                self.say("rank 0 has exited; failures of other ranks are no longer reported")
+            self._rank_0_left(message)
             self._end(connection, self._why_gone, now)
-        elif type(message) in self._handlers:
-            self._handlers[type(message)](message, now)
+        elif handler is not None:
+            handler(message, now)
         else:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
 
-    def _register(self, message: Register, _: float) -> None:
+    def _rank_0_left(self, message: Detach) -> None:
+        if not message.ended or self._has_ended:
+            return
+        if self.claim(_NO_REPORTS):
+            self.say("rank 0 has exited; failures of other ranks are no longer reported")
+
+    def _rank_0_registered(self, message: Register, _: float) -> None:
         self.members[0].pid = message.pid
+
+    def _aborted(self, message: messages.Abort, now: float) -> None:
+        self._stop_own(message.root_cause.escaped(), now)
+
+    def _lose_rank_0(self, why: str, now: float) -> None:
+        self.lost_at[0] = time.time()
+        cause = from_disconnect([self.members[0]], why)
+        self._stop_own(replace(cause, restarts=self.may_restart), now)
 
     def _words_for(self, cause: RootCause) -> str:
         """The headline, unless a script of ours or another agent of this node prints it."""
@@ -219,163 +194,125 @@ class FailureReporter(Participant):
         if len(self.own) > 1 or cause.restarts:
             return False
         own = self.own[0]
-        return own.rank in cause.ranks and own.failing is not None
+        return own.failing is not None and own.rank in cause.ranks
 
-    def _lose_rank_0(self, why: str, now: float) -> None:
-        self.lost_at[0] = time.time()
-        self._stop_own(
-            replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now
-        )
+    # Scripts that wait at a key
 
-    def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
-        if self.detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
-            self._lose_rank_0(why, now)
-        self._end(connection, how, now)
-
-    # Coming back over another connection
-
-    def _disconnected(
-        self, connection: HeartbeatConnection, error: DisconnectedError, now: float
-    ) -> None:
-        # Rank 0 says goodbye so to the rank that failed first, whose exit code the launcher is to see
-        # before all others: it waits for the end of this agent.
-        is_goodbye = self._has_ended and self.root_cause is not None
-        if self.returning is None or is_goodbye:
-            super()._disconnected(connection, error, now)
-            return
-        self._end_connection(connection)
-        is_cut = connection.unreachable_since is not None
-        if not (is_cut and error.gave_up):
-            self._return_until = min(self._return_until, now + _RETURNING)
-        self._why_ended = str(error)
-        self.returning.start(now)
-
-    def _poll_return(self, returning: Returning, now: float) -> None:
-        outcome = returning.poll(now)
-        connection = next(iter(self.peers), None)
-        if connection is None:
-            returning.stop()
-        if isinstance(outcome, NewConnection):
-            self._go_on(returning, connection, outcome, now)
-        elif outcome is not None and connection is not None and connection.is_closed:
-            is_over = is_refused(outcome) or now >= self._return_until
-            if is_over and self._return_until < inf:
-                self._lose(connection, DISCONNECTED, self._why_ended, now)
-
-    def _go_on(
-        self,
-        returning: Returning,
-        connection: HeartbeatConnection | None,
-        new: NewConnection,
-        now: float,
-    ) -> None:
-        is_wanted = connection is not None and (
-            connection.is_closed or connection.unreachable_since is not None
-        )
-        if connection is None or not is_wanted or not self._drain(connection, now):
-            new.socket.close()
-            return
-        returning.await_answer(now)
-        self._use(connection, new.socket, new.channel)
-        agent = self.own[0].rank
-        connection.send_first(Resume(agent, returning.process, self.round, connection.received))
-        connection.use_round(self.round)
-
-    def _resumed(self, message: Resumed, now: float) -> None:
-        connection = next(iter(self.peers))
-        if self.returning is None or not connection.is_closed:
-            raise ProtocolError("answers what it was not asked")
-        connection.confirm(message.received)
-        since = connection.unreachable_since
-        connection.resume(now)
-        self.returning.stop()
-        self._return_until = inf
-        if since is None:
-            self.say(f"{self._rank_0} is connected again")
-        else:
-            self._reachable(connection, now - since)
-
-    def _refused(self, message: Refused, now: float) -> None:
-        connection = next(iter(self.peers))
-        if not connection.is_closed:
-            raise ProtocolError("sends Refused, which is only an answer")
-        why = f"it did not take this rank back: {escape_control(message.why)}"
-        self._lose(connection, why, why, now)
-
-    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:  # noqa: ARG002
-        self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
-
-    def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:  # noqa: ARG002
-        text = f"warning: {self._rank_0} {why}; this rank continues without failure detection until"
-        self.say(f"{text} it answers again")
-        if self.returning is not None:
-            self.returning.start(now)
-        self._show([f"rank 0, which has asked all ranks, {self._describe_absence(now)}"])
-
-    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:  # noqa: ARG002
-        if self.returning is not None:
-            self.returning.stop()
-        self.say(f"{self._rank_0} answers again, after {seconds:.0f} s")
-
-    def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self.say(f"warning: {self._rank_0} {why}; this rank continues without failure detection")
-        super()._abandon(connection, why, now)
-        self._cannot_ask(why, now)
-
-    def _end(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self._forget(connection)
-        connection.close()
-        self._cannot_ask(why, now)
-
-    def _cannot_ask(self, why: str, now: float) -> None:
-        self._gone_at, self._why_gone = now, why
-        self._show(["rank 0, which has asked all ranks, is no longer there"])
-        self.stops.release()
-        for rank in list(self.waiting):
+    def turn(self, now: float) -> None:
+        super().turn(now)
+        late = [rank for rank, wait in self.waiting.items() if now >= wait.until]
+        for rank in late:
             self._answer_for_rank_0(rank, now)
 
-    @property
-    def _rank_0(self) -> str:
-        return f"rank 0 {self.members[0].where}"
+    def due(self, now: float) -> float:
+        ends = [wait.until for wait in self.waiting.values()]
+        return min([super().due(now), *ends])
 
-    def _describe_absence(self, now: float) -> str:
-        """`"has been unreachable for 40 s"`: why rank 0 does not answer; reads well after its name."""
-        for connection in self.peers:
-            if connection.unreachable_since is None:
-                return "does not answer"
-            return f"has been unreachable for {connection.unreachable_for(now)}"
-        if not self._why_gone:
-            return "ended, or closed its context"
-        return f"is not connected any more ({self._why_gone})"
+    def _ask(self, member: RankState, message: Arrive | Ready, now: float) -> None:
+        """Pass on that the script of a rank waits, and make sure that it gets an answer."""
+        rank = member.rank
+        before = self._not_begun.get(rank)
+        if before is not None and before.key in (None, message.key):
+            self._take_answer(rank, before)
+        elif self.peers:
+            self._send(message, rank)
+        else:
+            self._answer_for_rank_0(rank, now)
 
     def _take_answers(self, rank: int, message: Answer) -> None:
-        """One that names no key is for all ranks of this agent; a failure also for those that wait later."""
+        """An answer that names no key is for all ranks of this agent; a failure also for those that wait later."""
         names_key = not isinstance(message, Go) and message.key is not None
-        if isinstance(message, Failed) and not names_key:
+        if names_key:
+            self._take_answer(rank, message)
+            return
+        if isinstance(message, Failed):
             self._not_begun = {member.rank: message for member in self.own}
-        for each in [rank] if names_key else {rank, *self.waiting}:
+        for each in {rank, *self.waiting}:
             self._take_answer(each, message)
 
     def _take_answer(self, rank: int, message: Answer) -> None:
-        self.is_starting = self.is_starting and not isinstance(message, Go)
-        waits_at = self.waiting[rank].key if rank in self.waiting else None
-        if isinstance(message, Failed):
-            key = message.key
-            if key is not None and key != waits_at and key.name == READY:
-                self._not_begun[rank] = message
-            elif waits_at is not None and waits_at.name == READY:
-                code, text, hint = message.problem
-                message = replace(
-                    message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint)
-                )
+        if isinstance(message, Go):
+            self.is_starting = False
+        elif isinstance(message, Failed):
+            message = self._failed(rank, message)
         self._answer(rank, message)
 
+    def _failed(self, rank: int, message: Failed) -> Failed:
+        """A failure as the script of a rank is told; it is kept where that does not wait for it yet."""
+        key = message.key
+        waits_at = None
+        if rank in self.waiting:
+            waits_at = self.waiting[rank].key
+        is_of_start = key is not None and key.name == READY
+        if is_of_start and key != waits_at:
+            self._not_begun[rank] = message
+        elif waits_at is not None and waits_at.name == READY:
+            code, text, hint = message.problem
+            text = f"rank 0 says: {text}"[:LONGEST_TEXT]
+            return replace(message, problem=(code, text, hint))
+        return message
+
     def _answer_for_rank_0(self, rank: int, now: float) -> None:
-        """It cannot say what becomes of the key at which this rank waits."""
-        key, why = self.waiting[rank].key, self._describe_absence(now)
+        """Rank 0 cannot say what becomes of the key at which this rank waits."""
+        key = self.waiting[rank].key
+        why = self._describe_absence(now)
         if self.is_starting:
             text = f"all ranks joined, and then {self._rank_0} {why}"
             error = DistbootError("rank-failed", text, _LOOK)
         else:
             error = DistbootError("missing-rank", f"{key.text}: {self._rank_0} {why}", _LOOK)
         self._answer(rank, Failed(as_problem(error), key))
+
+    # The end
+
+    def finish(self) -> None:
+        """Make sure that the last message arrives, if rank 0 is there."""
+        if not self.is_cut_off and not self._is_silent():
+            close_gracefully(self.peers)
+
+    def _is_running(self, connection: HeartbeatConnection) -> bool:
+        if self._has_ended:
+            return False
+        return super()._is_running(connection)
+
+    def _limit(self) -> float:
+        limit = self._limit_of_ends()
+        for connection in self.peers:
+            if connection.is_closed and connection.unreachable_since is None:
+                return max(limit, self._return_until)  # rank 0 has to receive how they ended
+        return limit
+
+    def _limit_of_ends(self) -> float:
+        cause = self.root_cause
+        if cause is None:
+            return self._limit_without_cause()
+        if self._all_succeeded() or not self.detects or cause.restarts:
+            return self._ended_at
+        if not self.held or not cause.is_failure:
+            limit = self._concluded_at
+            if self._is_secondary():
+                limit += AFTER_THE_FIRST
+            return max(self._ended_at, limit)
+        if not self.is_cut_off:
+            return self._ended_at + self.settings.grace + _LAST_MESSAGE
+        if self._is_own(cause):
+            return self._gone_at
+        return self._gone_at + AFTER_THE_FIRST
+
+    def _limit_without_cause(self) -> float:
+        if self.is_cut_off:
+            return self._ended_at
+        if self.may_restart:
+            return inf  # where a rank fails later, all begin again
+        if self._all_succeeded() or not self.detects:
+            return self._ended_at
+        if self._is_secondary():
+            return self._ended_at + _EXPLANATION_TIMEOUT
+        return self._ended_at + _CAUSE_TIMEOUT
+
+    def _all_succeeded(self) -> bool:
+        return all(member.end is not None and member.end.succeeded for member in self.own)
+
+    def _is_secondary(self) -> bool:
+        """Whether one of our ranks has failed as a peer was gone."""
+        return any(member.end is not None and member.end.is_secondary for member in self.own)

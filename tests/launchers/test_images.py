@@ -184,7 +184,15 @@ def test_doctor_in_a_container_names_docker_run_options(podman: Podman, image: s
 
 def test_killed_container_is_named_by_the_others(podman: Podman, image: str) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
-    with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
+    with _nodes(
+        podman,
+        image,
+        2,
+        "python",
+        "-c",
+        script,
+        options=(_TWO_RANKS,),
+    ) as nodes:
         for node in nodes:
             node.wait_for("READY")
         podman("kill", "--signal=KILL", nodes[1].name)

@@ -55,7 +55,14 @@ TWO_BY_TWO = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 2), ("node
 @pytest.mark.parametrize(
     ("script", "options", "places", "total"),
     [
-        pytest.param("who.py", (), UNEVEN, 6.0, id="uneven", marks=pytest.mark.all),
+        pytest.param(
+            "who.py",
+            (),
+            UNEVEN,
+            6.0,
+            id="uneven",
+            marks=pytest.mark.all,
+        ),
         pytest.param("where.py", ("--map-by", "node"), CYCLIC, None, id="uneven-cyclic"),
     ],
 )
@@ -66,7 +73,14 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
     places: list[tuple[object, ...]],
     total: float | None,
 ) -> None:
-    done = mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, script, options=options, **AZUREML)
+    done = mpirun_on(
+        hosts,
+        "nodea:2,nodeb:1",
+        sys.executable,
+        script,
+        options=options,
+        **AZUREML,
+    )
     lines = json_lines(done)
     assert places_of(lines) == places
     assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", total)}

@@ -117,7 +117,14 @@ FAULTS = [
         inject=do.eat_in_a_group,
         after=do.remove_group,
     ),
-    _failed("rank-0", "rank 0: SIGKILL", KILLED, 137, 0, inject=do.kill(signal.SIGKILL, 0)),
+    _failed(
+        "rank-0",
+        "rank 0: SIGKILL",
+        KILLED,
+        137,
+        0,
+        inject=do.kill(signal.SIGKILL, 0),
+    ),
     Fault(
         "watcher-0",
         "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",

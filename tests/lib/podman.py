@@ -149,7 +149,15 @@ class Podman:
     ) -> subprocess.CompletedProcess[str]:
         """Run a container without network to its end."""
         own = ("--rm", "--network=none", *self._of_all)
-        return self("run", *own, *options, image, *command, ok=False, timeout=_LIMIT + 30)
+        return self(
+            "run",
+            *own,
+            *options,
+            image,
+            *command,
+            ok=False,
+            timeout=_LIMIT + 30,
+        )
 
     @contextmanager
     def container(
@@ -157,7 +165,15 @@ class Podman:
     ) -> Iterator[Container]:
         name = f"distboot-{uuid.uuid4().hex[:12]}"
         try:
-            self("run", "--detach", f"--name={name}", *self._of_all, *options, image, *command)
+            self(
+                "run",
+                "--detach",
+                f"--name={name}",
+                *self._of_all,
+                *options,
+                image,
+                *command,
+            )
             yield Container(self, name)
         finally:
             self("rm", "--force", "--time=0", "--ignore", name)

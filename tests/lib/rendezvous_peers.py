@@ -71,7 +71,14 @@ def plan_for(
     own: WorkerInfo, join_timeout: float = 20, secret: str = "", port: int = 1
 ) -> JoinPlan:
     """The plan of a rank of our job, whose rank 0 listens on this host."""
-    return JoinPlan(own, OURS, ("127.0.0.1",), (port,), join_timeout, secret)
+    return JoinPlan(
+        own,
+        OURS,
+        ("127.0.0.1",),
+        (port,),
+        join_timeout,
+        secret,
+    )
 
 
 class Process(threading.Thread):

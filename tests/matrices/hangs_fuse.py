@@ -12,7 +12,20 @@ from pathlib import Path
 _HEADER = struct.Struct("<IIQ")  # fuse_in_header, fuse(4): length, operation, its number
 _INIT = 26
 # Fuse_init_out
-_PROTOCOL = struct.pack("<IIIIHHIIHHI", 7, 31, 0, 0, 1, 1, 4096, 1, 0, 0, 0) + bytes(28)
+_PROTOCOL = struct.pack(
+    "<IIIIHHIIHHI",
+    7,
+    31,
+    0,
+    0,
+    1,
+    1,
+    4096,
+    1,
+    0,
+    0,
+    0,
+) + bytes(28)
 
 folder = Path(sys.argv[1])
 folder.mkdir(exist_ok=True)

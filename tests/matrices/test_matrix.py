@@ -244,7 +244,14 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
     if missing:
         pytest.skip(missing)
     slurm = request.getfixturevalue("slurm") if launcher == "srun" else None
-    outcome = run(row, launcher, clean_env, port, slurm=slurm, folder=tmp_path)
+    outcome = run(
+        row,
+        launcher,
+        clean_env,
+        port,
+        slurm=slurm,
+        folder=tmp_path,
+    )
     if launcher == "deepspeed":  # which leaves its shared memory behind
         for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
             left.unlink()

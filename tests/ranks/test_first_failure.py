@@ -77,7 +77,14 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
 def test_process_that_is_alone_leaves_its_failure_there(
     start: Start, logs: list[Path], init: bool
 ) -> None:
-    job = start(_BOOM, 1, init=init, before=_CONTAINER, DISTBOOT_SECRET=_SECRET, DISTBOOT_REPORT="")
+    job = start(
+        _BOOM,
+        1,
+        init=init,
+        before=_CONTAINER,
+        DISTBOOT_SECRET=_SECRET,
+        DISTBOOT_REPORT="",
+    )
     assert job.codes() == [1]
     text = logs[0].read_text()
     if init:

@@ -96,7 +96,14 @@ def test_tls_server_is_named(fake: Fake, certificate: Path) -> None:
 def test_store_of_torch_is_named(use_libuv: bool) -> None:
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, use_libuv=use_libuv)
+    store = TCPStore(
+        "127.0.0.1",
+        0,
+        2,
+        True,
+        wait_for_workers=False,
+        use_libuv=use_libuv,
+    )
     message, hint = failure(store.port)
     assert f"{LISTENS} is torch's store (TCPStore)" in message
     assert "start all ranks with distboot, or none of them" in hint

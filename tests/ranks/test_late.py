@@ -45,7 +45,14 @@ MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for r
 
 
 def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0") -> Position:
-    return Position(1, since, {group: count} if count else {}, 0, 0, stacks)
+    return Position(
+        1,
+        since,
+        {group: count} if count else {},
+        0,
+        0,
+        stacks,
+    )
 
 
 # What is said of each, if it is not said as of another one.

@@ -83,7 +83,14 @@ def train():
     print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
 train()
 """
-    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
+    with wrapped(
+        mode,
+        clean_env,
+        sys.executable,
+        "-c",
+        script,
+        terminal=True,
+    ) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")
@@ -107,7 +114,14 @@ def train():
     print("ready", flush=True); time.sleep(100)
 train()
 """
-    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
+    with wrapped(
+        mode,
+        clean_env,
+        sys.executable,
+        "-c",
+        script,
+        terminal=True,
+    ) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")

@@ -117,7 +117,14 @@ def test_late_ranks_are_marked_with_all_positions(
 ) -> None:
     said = "waiting for rank 1 (node-0) for 60 s: it is in load"
     places = ["rank 1: load (a.py:3)", HOSTILE]
-    log = begun(2, {}).at(NOON + 60, "late", 1, ranks=[1], text=said, stacks=places)
+    log = begun(2, {}).at(
+        NOON + 60,
+        "late",
+        1,
+        ranks=[1],
+        text=said,
+        stacks=places,
+    )
     for rank, code in enumerate((1, 143)):
         exit_ = {
             "signal": None,

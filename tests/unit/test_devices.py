@@ -118,7 +118,19 @@ _CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE":
     ],
 )
 def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[str, str]) -> None:
-    placement = Placement("openmpi", None, 3, 4, 1, 2, 1, 2, "nodea", 29500, None)
+    placement = Placement(
+        "openmpi",
+        None,
+        3,
+        4,
+        1,
+        2,
+        1,
+        2,
+        "nodea",
+        29500,
+        None,
+    )
     assert oneccl_variables(placement, environ) == expected
 
 

@@ -91,7 +91,17 @@ def has_read(rank: int, count: int) -> Event:
 
 def is_at(rank: int, question: int, operations: int, place: str, since: float = 70.0) -> Event:
     stacks = Stacks((frame(place, "/job/train.py", 7),))
-    return Take(rank, Position(question, since, {"0": operations}, 0, 0, stacks))
+    return Take(
+        rank,
+        Position(
+            question,
+            since,
+            {"0": operations},
+            0,
+            0,
+            stacks,
+        ),
+    )
 
 
 FIRST_FAILURE: dict[str, list[Row]] = {
@@ -170,7 +180,7 @@ FIRST_FAILURE: dict[str, list[Row]] = {
         (
             Wait(1),
             [
-                f"{RANK_1_ENDED_EARLY}\n  | {PEER_CLOSED}",
+                RANK_1_ENDED_EARLY,
                 "all <- Abort",
                 "record: root_cause 1",
                 "conclude: rank 1",

@@ -158,7 +158,15 @@ def test_missing_ranks_are_ranges_with_proved_nodes() -> None:
         register.add(record(rank, 104, f"n{rank // 8}", **placed))
     assert register.progress() == "96/104 ranks joined; missing: ranks 96-103 (node 12)"
     register.add(
-        record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13)
+        record(
+            97,
+            104,
+            "n12",
+            local_rank=1,
+            local_world_size=1,
+            node_rank=12,
+            num_nodes=13,
+        )
     )
     assert register.progress() == "97/104 ranks joined; missing: ranks 96, 98-103", (
         "not every node has eight"

@@ -53,7 +53,14 @@ def _trained(size: int) -> Log:
 def test_report_is_made_of_events_and_membership_alone() -> None:
     log = _trained(2).at(NOON + 60, "failing", 1, text="exit code 3")
     log.at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
-    log.at(NOON + 61, "exited", 1, exit_code=3, **EXIT, traceback="whole")
+    log.at(
+        NOON + 61,
+        "exited",
+        1,
+        exit_code=3,
+        **EXIT,
+        traceback="whole",
+    )
     log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
@@ -122,8 +129,26 @@ def test_state_follows_from_the_events(
 
 @pytest.mark.parametrize("kind", ["late", "failed", ""])
 def test_rank_awaited_to_the_end_is_late(kind: str) -> None:
-    log = Log().at(NOON, "late", 0, ranks=[0], text="once", stacks=[]).at(NOON, "late_over", 0)
-    log.at(NOON, "late", 1, ranks=[1, 2], text="waiting for ranks 1-2", stacks=[])
+    log = (
+        Log()
+        .at(
+            NOON,
+            "late",
+            0,
+            ranks=[0],
+            text="once",
+            stacks=[],
+        )
+        .at(NOON, "late_over", 0)
+    )
+    log.at(
+        NOON,
+        "late",
+        1,
+        ranks=[1, 2],
+        text="waiting for ranks 1-2",
+        stacks=[],
+    )
     for rank, more in {
         0: {"exit_code": 1},
         1: {"exit_code": 143, "external_signal": 15},

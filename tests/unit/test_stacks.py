@@ -353,7 +353,15 @@ def test_longest_answer_fits_into_a_message(letter: str) -> None:
     assert stacks is not None
     assert len(stacks.others) == 4
     counts = {f"{group}{letter * 58}": 2**63 for group in range(10, 10 + MOST_GROUPS)}
-    answer = Position(1, 1.5, counts, 2**63, 2**63, replace(stacks, state="s" * 200), 1.5)
+    answer = Position(
+        1,
+        1.5,
+        counts,
+        2**63,
+        2**63,
+        replace(stacks, state="s" * 200),
+        1.5,
+    )
     assert len(encode(answer)) <= BEFORE_AUTHENTICATION
     shown = ShowStacks(tuple(lines(dict.fromkeys(range(0, 20_000, 2), stacks))))
     assert len(encode(shown)) <= BEFORE_AUTHENTICATION

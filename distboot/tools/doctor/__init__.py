@@ -7,7 +7,8 @@ and changes nothing.
 
 - `finding`: what a check returns
 - `machine`: what a check reads
-- `launch`, `addresses`, `limits`, `accelerators`, `rdma`, `nccl`: the checks, by subject
+- `launch`, `addresses`, `limits`, `accelerators`, `visible_devices`, `torch_build`, `rdma`, `nccl`:
+  the checks, by subject
 - `CHECKS`: all of them, in the order in which they are run and shown
 """
 
@@ -22,6 +23,8 @@ from . import (
     limits,
     nccl,
     rdma,
+    torch_build,
+    visible_devices,
 )
 from .finding import Finding
 from .machine import Machine
@@ -46,8 +49,8 @@ CHECKS: tuple[Check, ...] = (
     limits.memlock,
     limits.open_files,
     accelerators.accelerators,
-    accelerators.visible_devices,
-    accelerators.driver,
+    visible_devices.visible_devices,
+    torch_build.driver,
     rdma.rdma_devices,
     rdma.rdma_ports,
     rdma.rdma_libraries,
