@@ -41,7 +41,10 @@ class Claims:
         self._sockets.close()
 
     def _is_free(self, name: str) -> bool:
-        """Take a name, unless another process has it; where that fails, a line twice is better than none."""
+        """Take a name, unless another process has it.
+
+        True if that is not possible: a line twice is better than none.
+        """
         if sys.platform != "linux":
             return True
         try:
