@@ -32,9 +32,9 @@ from .session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..job.restarts import Restarts
     from ..job.root_cause import RootCause
     from .launcher_process import LauncherProcess
+    from .restarts import Restarts
 
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
@@ -143,7 +143,7 @@ class WrapperAgent:
         return self._is_asked or self._role.is_orphaned
 
     def asked(self, number: int) -> None:
-        """A signal asks the wrapper to end: SIGTERM, another one that ended a child, or that found none."""
+        """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
         self._is_asked = True
         if number == signal.SIGTERM:
             self._call(self._stopping)

@@ -5,6 +5,7 @@ from here, so that moving or renaming a part changes one file.
 """
 
 from distboot import frameworks
+from distboot.agent.claims import Claims
 from distboot.agent.launcher_process import find
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
@@ -34,9 +35,11 @@ from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host import DERIVED_PORTS, cpus, free_port
 from distboot.host.cpus import of_all
 from distboot.rendezvous.foreign import CLOSES
-from distboot.rendezvous.membership import JoinTable, build_membership
+from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
+from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.protocol import Frames, decode
+from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
 
@@ -48,6 +51,7 @@ __all__ = [
     "INNERMOST_FIRST",
     "LAUNCHERS",
     "NUMBERS",
+    "Claims",
     "Frames",
     "Go",
     "JoinTable",
@@ -61,6 +65,7 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "alone",
+    "bound_cpus",
     "build_membership",
     "command_error",
     "corrected",
