@@ -1,8 +1,9 @@
 """The messages that a peer may not have received: sent again over a new connection.
 
-Both sides count the messages that they send and receive. Over a new connection each reports how many
-it has received, and the other one sends those that follow: none is lost or received twice. Messages
-that the peer's kernel has confirmed are not kept: they can be read there after the end of a connection.
+Both sides count the messages that they send and receive. Over a new connection each reports how
+many it has received, and the other one sends those that follow: none is lost or received twice.
+Messages that the peer's kernel has confirmed are not kept: they can be read there after the end of
+a connection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Backlog:
 
     @property
     def is_long(self) -> bool:
-        if len(self.messages) < _MANY:
+        kept = len(self.messages)
+        if kept < _MANY:
             return False
         return self.sent % _MANY == 0
 

@@ -79,8 +79,8 @@ def _prepared(
     # macOS lacks prctl
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
     parent = os.getpid()
-    # The processes below this one that lose their parent become its children, where Linux can do
-    # that: process 1 may be a program that does not reap, and whose zombies no user should wait for.
+    # On Linux, processes below this one that lose their parent become its children: process 1 may
+    # be a program that does not reap, and no user should wait for its zombies.
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def prepare() -> None:

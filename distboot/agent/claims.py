@@ -23,7 +23,7 @@ class Claims:
     """The claims of one agent in one round of a job; `scope` names job, round and node."""
 
     def __init__(self, scope: str) -> None:
-        self._prefix = f"distboot-says-{scope}-{_own_log()}"
+        self._prefix = f"distboot-says-{scope}-{own_log()}"
         self._topics: set[str] = set()
         self._sockets = ExitStack()
 
@@ -41,7 +41,10 @@ class Claims:
         self._sockets.close()
 
     def _is_free(self, name: str) -> bool:
-        """Take a name, unless another process has it; where that fails, a line twice is better than none."""
+        """Take a name, unless another process has it.
+
+        True if that is not possible: a line twice is better than none.
+        """
         if sys.platform != "linux":
             return True
         try:
@@ -53,7 +56,7 @@ class Claims:
         return True
 
 
-def _own_log() -> str:
+def own_log() -> str:
     """What tells the file that is our stderr from others; empty: a stream that ranks share."""
     try:
         found = os.fstat(_STDERR)

@@ -64,6 +64,7 @@ class FailureReporter(Rank0Connection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._abort: messages.Abort | None = None  # the first one of rank 0
         # By rank, why rank 0 failed before the script was ready itself
         self._not_begun: dict[int, Failed] = {}
         self._handlers: dict[type, Callable[[Any, float], object]] = {
@@ -176,6 +177,7 @@ class FailureReporter(Rank0Connection):
         self.members[0].pid = message.pid
 
     def _aborted(self, message: messages.Abort, now: float) -> None:
+        self._abort = self._abort or message
         self._stop_own(message.root_cause.escaped(), now)
 
     def _lose_rank_0(self, why: str, now: float) -> None:
@@ -185,7 +187,9 @@ class FailureReporter(Rank0Connection):
 
     def _words_for(self, cause: RootCause) -> str:
         """The headline, unless a script of ours or another agent of this node prints it."""
-        if self._is_printed_by_script(cause) or not self.claim(CAUSE):
+        if self._is_printed_by_script(cause) or self._is_printed_by_rank_0():
+            return ""
+        if not self.claim(CAUSE):
             return ""
         return cause.headline
 
@@ -195,6 +199,14 @@ class FailureReporter(Rank0Connection):
             return False
         own = self.own[0]
         return own.failing is not None and own.rank in cause.ranks
+
+    def _is_printed_by_rank_0(self) -> bool:
+        """Whether rank 0's agent has told this one why, and prints it to the same log."""
+        if self._abort is None or self.own[0].node_rank != self.members[0].node_rank:
+            return False
+        from .claims import own_log  # here, as most jobs end well
+
+        return own_log() in ("", self._abort.log)
 
     # Scripts that wait at a key
 

@@ -2,9 +2,9 @@
 
 It reports its exit code through a socket while it ends (`sidecar_start` says how), and waits there
 for an answer: its launcher must not see its exit code before that of the rank that failed first. So
-a rank that fails because of a peer is answered once the root cause is known and the rank that failed
-first has had its time; all others are answered at once. A script that is about to end may also *ask*
-before: whether another rank failed first, and with which code to end instead of its own.
+a rank that fails because of a peer is answered once the root cause is known and the rank that
+failed first has had its time; all others are answered at once. A script that is about to end may
+also *ask* before: whether another rank failed first, and with which code to end instead of its own.
 """
 
 from __future__ import annotations

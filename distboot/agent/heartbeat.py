@@ -1,16 +1,16 @@
-"""Whether the peer of a connection is still there: heartbeats, what the kernel knows, a second port.
+"""Whether the peer of a connection is still there.
 
 Three things can be wrong, and they are told apart, as only one of them ends a job:
 
 1. The peer's *process* is stopped or frozen, although its host answers. It is lost if no heartbeat
    has arrived for `_FROZEN` times the bound.
 2. The *host*, or the network to it, is down. Its kernel has given no sign for `_PATIENCE` times the
-   bound: nothing arrived, and what was sent is not confirmed (TCP_INFO). Then the host is *suspect*,
-   and is asked at another port, at which nothing listens: a host that is there refuses at once
-   (`Probe`). No answer within the bound: it is lost.
+   bound: nothing arrived, and what was sent is not confirmed (TCP_INFO). Then the host is
+   *suspect*, and is asked at another port, at which nothing listens: a host that is there refuses
+   at once (`Probe`). No answer within the bound: it is lost.
 3. The host answers at the other port, but nothing gets through on this connection (a firewall, a
-   table of connections that has dropped it). The peer is *unreachable*. Nothing ends: the caller goes
-   on without it, and is told when it is reachable again.
+   table of connections that has dropped it). The peer is *unreachable*. Nothing ends: the caller
+   goes on without it, and is told when it is reachable again.
 
 What always holds:
 
@@ -140,9 +140,7 @@ class HeartbeatConnection(PeerConnection):
         self.flush()
 
     def silence(self) -> tuple[float, bool]:
-        """Seconds for which nothing has arrived from the peer's kernel, and whether it has confirmed
-        all that was sent.
-        """
+        """Seconds without a sign of the peer's kernel, and whether it has confirmed all bytes."""
         try:
             info = self.socket.getsockopt(
                 socket.IPPROTO_TCP,

@@ -1,9 +1,9 @@
 """The agent's end of the pipe into which the crash hooks of a script write.
 
-Two writers share it. The hooks (`script/crash_hooks`) write *events*: a kind, the id of the process,
-a text, between zero bytes. faulthandler writes plain text there: about a crash (it begins with
-"Fatal Python error"), and the stacks of one thread or of all when a signal arrives. So what is left
-in the buffer without the events is a dump of faulthandler.
+Two writers share it. The hooks (`script/crash_hooks`) write *events*: a kind, the id of the
+process, a text, between zero bytes. faulthandler writes plain text there: about a crash (it begins
+with "Fatal Python error"), and the stacks of one thread or of all when a signal arrives. So what is
+left in the buffer without the events is a dump of faulthandler.
 
 Nothing waits for this pipe: it does not block, its writers drop what does not fit, and the buffer
 is bounded. The secret of the job is removed from every text before it goes on.

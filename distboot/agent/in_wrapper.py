@@ -143,7 +143,7 @@ class WrapperAgent:
         return self._is_asked or self._role.is_orphaned
 
     def asked(self, number: int) -> None:
-        """A signal asks the wrapper to end: SIGTERM, another one that ended a child, or that found none."""
+        """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
         self._is_asked = True
         if number == signal.SIGTERM:
             self._call(self._stopping)

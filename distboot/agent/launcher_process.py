@@ -1,4 +1,4 @@
-"""The process of the launcher above this rank: if it is gone and the rank is not, the rank was left behind.
+"""The process of the launcher above this rank: if it ends first, the rank was left behind.
 
 A launcher's daemon or agent (mpirun or orted, Hydra's proxy, slurmstepd, the agent of torchrun)
 waits for the processes that it has started, and ends after them. One that ends before them was
@@ -11,11 +11,11 @@ setsid may end on purpose while the rank goes on. So
 
 - only a program of the launcher that has claimed the rank counts. If none is above the rank (in a
   container, or in the background of a shell that has ended), none is watched.
-- if a process between the launcher's and the rank ends, the rank is released: to the launcher it has
-  ended.
+- if a process between the launcher's and the rank ends, the rank is released: to the launcher it
+  has ended.
 
-PR_SET_PDEATHSIG would not do: it depends on the thread that has started a process, and on its parent
-alone, and is lost when a program with other rights is run.
+PR_SET_PDEATHSIG would not do: it depends on the thread that has started a process, and on its
+parent alone, and is lost when a program with other rights is run.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def find(pid: int, programs: Sequence[str]) -> LauncherProcess | None:
 
 
 def end_if_left(who: str | None, programs: Sequence[str]) -> None:
-    """End this process, which has no agent and passes SIGTERM on, if its launcher ends before it."""
+    """End this process, which has no agent and passes SIGTERM on, if its launcher ends first."""
     launcher = find(os.getpid(), programs)
     if launcher is None or launcher.file is None:
         return

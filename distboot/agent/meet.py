@@ -21,7 +21,9 @@ def join_here(
     wanted: Callable[[], None] = lambda: None,
     **more: object,
 ) -> Iterator[Session]:
-    """Meet all other ranks, with this very process as the agent; the connections end with the block.
+    """Meet all other ranks, with this very process as the agent.
+
+    The connections end with the block.
 
     If the ranks do not meet, `failed` is called with the session so far, and why. While they meet,
     `wanted` is called again and again, and may raise. The rest is as for `plan_of`.
@@ -44,7 +46,10 @@ def join_here(
 def joining(
     job: Session, problem: DistbootError | None, failed: Callable[[Session, BaseException], object]
 ) -> Iterator[None]:
-    """If the ranks do not meet in this block, call `failed`, and raise why: this rank's problem first."""
+    """If the ranks do not meet in this block, call `failed` with why, and raise that.
+
+    The `problem` of this rank comes before what other ranks report.
+    """
     try:
         yield
     except BaseException as error:

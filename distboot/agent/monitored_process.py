@@ -1,7 +1,7 @@
 """The monitored process: what its crash hooks report, whether it moves, and how it has ended.
 
-Its parent, or what else sees its end, calls `ended`. What the script leaves behind when it fails (an
-exception, a crash) has come through the pipe of its hooks before.
+Its parent, or what else sees its end, calls `ended`. What the script leaves behind when it fails
+(an exception, a crash) has come through the pipe of its hooks before.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ cost little while nothing happens.
 
 A connection can end, by a reset in the network, while both processes live. Then it goes on over
 another socket: `end`, `replace`, the first messages with the counts of what was received
-(`send_first`, `confirm`), `resume`. The `Backlog` has what may have to be sent again. The counts are
-of messages that were handed to the caller: `received` is raised only when a whole batch is valid.
+(`send_first`, `confirm`), `resume`. The `Backlog` has what may have to be sent again. The counts
+are of messages that were handed to the caller: `received` is raised only when a whole batch is
+valid.
 """
 
 from __future__ import annotations

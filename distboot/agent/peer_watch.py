@@ -268,7 +268,7 @@ class PeerWatch:
         how: str,
         now: float,
     ) -> None:
-        """An agent is lost, and its ranks with it; `how`: the way the connection ended, if known."""
+        """An agent is lost, and its ranks with it; `how` the connection ended, if that is known."""
         raise NotImplementedError
 
     def _lose_silent(

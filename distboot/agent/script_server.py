@@ -1,10 +1,10 @@
 """The agent's end of the sockets of its scripts: who may connect, and what each message does.
 
 The script of a rank whose agent has started it, or which has started its agent, has its connection
-from the beginning. Any other process connects to a name (`link_messages`), and has to show the token
-of a rank first; `distboot stacks` has no token, and may ask for stacks if the kernel says that it
-runs as the same user. Every connection is bounded: in the bytes of a message, in their number, and
-in the time for which it can keep the agent from other work.
+from the beginning. Any other process connects to a name (`link_messages`), and has to show the
+token of a rank first; `distboot stacks` has no token, and may ask for stacks if the kernel says
+that it runs as the same user. Every connection is bounded: in the bytes of a message, in their
+number, and in the time for which it can keep the agent from other work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Session`: what a process holds once all ranks have met, and how its script waits for the other ranks."""
+"""`Session`: what a process holds once all ranks have met, and how its script waits for others."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Session:
         return self.membership.hosts
 
     def ready(self, step: Callable[[], tuple[T, Ready]]) -> T:
-        """Take a step that may fail on some ranks only; then it fails on all, with the first failure.
+        """Take a step that may fail on some ranks only; then all ranks fail, for the first failure.
 
         It returns its result, and what the other ranks learn from it: see `offers`.
         """

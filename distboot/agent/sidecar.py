@@ -1,8 +1,8 @@
-"""The agent of `init`: a process beside the script, started before anything else, that joins and then watches it.
+"""The agent of `init`: a process beside the script, started first; it joins, then watches it.
 
-A thread would not do: while Python's lock is held, in a C extension say, no thread runs. It is an interpreter of its
-own, without what the script has loaded, in a session of its own, and no child of the script, which may wait for all of
-its children. It ends with the script.
+A thread would not do: while Python's lock is held, in a C extension say, no thread runs. It is an
+interpreter of its own, without what the script has loaded, in a session of its own, and no child of
+the script, which may wait for all of its children. It ends with the script.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _ScriptGoneError(Exception):
 
 
 def main(control_file: int, pipe: int, status_file: int) -> None:
-    """Join for the script at the other end of the control socket, and watch it until it has ended."""
+    """Join for the script at the other end of the control socket, and watch it until it ends."""
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     control = _Control(socket.socket(fileno=control_file))

@@ -1,10 +1,11 @@
 """In the process of the script: start the agent beside it, and report to it how this process ends.
 
 Python does not tell with which code it is about to end: `raise SystemExit(3)` passes no hook. The
-GNU C library does. It can call a function with the exit code, on_exit(3), and this one is fputc(code,
-file): it writes the code to a socket. Functions that are registered before are called after that,
-and one is fgetc(file): it waits until the sidecar has passed the code on, and answers. So the exit
-code is known in time also in a container whose process 1 is the script, and where all ends with it.
+GNU C library does. It can call a function with the exit code, on_exit(3), and this one is
+fputc(code, file): it writes the code to a socket. Functions that are registered before are called
+after that, and one is fgetc(file): it waits until the sidecar has passed the code on, and answers.
+So the exit code is known in time also in a container whose process 1 is the script, and where all
+ends with it.
 
 Some scripts must end with the code of the job in place of their own. They ask the sidecar at exit
 (`_end_with_job`), and register _exit with that code.
@@ -185,8 +186,8 @@ def tell_steps(job: Session) -> None:
 def report_exit_code(socket_file: int) -> None:
     """At the exit of this process, write its code to a socket as one byte, and wait for an answer.
 
-    The answer is a byte, or the end of the connection. A second call replaces the socket. `OSError`,
-    `AttributeError`: this C library cannot do it.
+    The answer is a byte, or the end of the connection. A second call replaces the socket.
+    `OSError`, `AttributeError`: this C library cannot do it.
     """
     global _exit_file  # noqa: PLW0603 - a process ends once
     if _exit_file is None:
@@ -200,7 +201,7 @@ def report_exit_code(socket_file: int) -> None:
 
 
 def _end_with_job() -> None:
-    """At the exit of this process: if it must end with the code of the job, register _exit with it."""
+    """At exit: if this process must end with the code of the job, register _exit with that."""
     if _current is None or _exit_file is None:
         return
     with suppress(OSError, IndexError):  # the agent was killed, or has been closed

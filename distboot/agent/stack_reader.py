@@ -1,8 +1,8 @@
 """How an agent reads the Python stacks of a process.
 
 faulthandler writes them: the hooks have registered it for a signal (`script/crash_hooks`), and it
-answers also while C code holds Python's lock. The signal may cut a `sleep` in C short, so it is sent
-only when a rank is late, or a user asks.
+answers also while C code holds Python's lock. The signal may cut a `sleep` in C short, so it is
+sent only when a rank is late, or a user asks.
 """
 
 from __future__ import annotations

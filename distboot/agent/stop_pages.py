@@ -1,9 +1,10 @@
 """The stop pages of an agent's scripts (`script/stop_page`): how all stop at the same read.
 
-A page is memory that an agent shares with one script. The script counts its reads of `ctx.preempted`
-there, and a read is true from the number that the agent writes. When a stop is asked for, reads wait
-(`ask`); a moment later the agent reports how many reads each script has begun (`counted`); rank 0
-answers with a read that no script has passed (`stop_at`); the agent writes it (`publish`).
+A page is memory that an agent shares with one script. The script counts its reads of
+`ctx.preempted` there, and a read is true from the number that the agent writes. When a stop is
+asked for, reads wait (`ask`); a moment later the agent reports how many reads each script has begun
+(`counted`); rank 0 answers with a read that no script has passed (`stop_at`); the agent writes it
+(`publish`).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class StopPages:
             self._answer = read
 
     def publish(self) -> None:
-        """Write the answer to the pages: after SIGTERM was sent, which would kill a Python that stops."""
+        """Write the answer to the pages; after SIGTERM, which would kill a Python that ends."""
         if not self._answer:
             return
         until = self._until()

@@ -8,11 +8,11 @@ SIGTERM is *held back*, and *passed on* as soon as the script is known not to re
 or if that is still unknown after two seconds. When the grace is over, a SIGTERM that is held back
 is sent after all, and KILL follows a second later.
 
-*Another rank has failed.* SIGTERM is sent at once. Usually it ends the script. If the script has our
-handler of SIGTERM (it *listens*), SIGTERM only makes `ctx.preempted` true; and the script likely
-waits for the rank that failed, in a collective operation that never ends. Such a script is ended
-early: when the answer to SIGTERM is late, and the process uses neither a processor nor a disk, it is
-told to end without another read (`StopPages.end`), and killed if not even that works.
+*Another rank has failed.* SIGTERM is sent at once. Usually it ends the script. If the script has
+our handler of SIGTERM (it *listens*), SIGTERM only makes `ctx.preempted` true; and the script
+likely waits for the rank that failed, in a collective operation that never ends. Such a script is
+ended early: when the answer to SIGTERM is late, and the process uses neither a processor nor a
+disk, it is told to end without another read (`StopPages.end`), and killed if not even that works.
 
 What always holds: KILL follows a grace after the first TERM of either kind, whatever the script
 does. `ending` is the last signal with which this agent made the process end.

@@ -1,9 +1,9 @@
 """The supervisor of the wrapper's children: it starts them, passes signals on, and waits for them.
 
-The whole job is one loop on `sigwait`, as in dumb-init: the signals are blocked before a child exists
-and taken one by one, so that none is lost and no handler runs at a bad moment. It also holds as
-process 1, where the kernel drops a signal that is neither handled nor blocked, and where the orphans
-of others have to be reaped.
+The whole job is one loop on `sigwait`, as in dumb-init: the signals are blocked before a child
+exists and taken one by one, so that none is lost and no handler runs at a bad moment. It also holds
+as process 1, where the kernel drops a signal that is neither handled nor blocked, and where the
+orphans of others have to be reaped.
 
 What each signal does, while a child runs:
 
@@ -61,8 +61,8 @@ class Command(NamedTuple):
 
 _GROUP_POLL = 0.02  # seconds
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
-# Some scripts read them as "reload" and "show the stacks"; SIGINT stays the key that ends what waits
-# between two rounds
+# Some scripts read them as "reload" and "show the stacks"; SIGINT remains the key that ends the
+# wait between two rounds
 _MAY_MEAN_ELSE = {signal.SIGHUP, signal.SIGQUIT}
 # A script may handle them and go on, or ignore them: they count once they have ended it
 _MAY_END = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
@@ -272,7 +272,8 @@ class _Supervision:
     ) -> None:
         """Pass on a signal that ended a child to what is left of its group: only the child got it.
 
-        What is still there after the grace is killed: it would keep its accelerator without a trace.
+        What is still there after the grace is killed: it would keep its accelerator without a
+        trace.
         """
         # Not to all at once: a checkpoint handler needs its data loader's workers.
         with suppress(ProcessLookupError, PermissionError):
@@ -329,8 +330,8 @@ class _Supervision:
     def _hurry(self, number: int) -> None:
         """A signal arrived while no child is left; if it asks to end, no other round follows.
 
-        A second one ends this process without the goodbye of failure detection, and without a reader
-        of the output.
+        A second one ends this process without the goodbye of failure detection, and without a
+        reader of the output.
         """
         asks_to_end = number in _ENDING - self._ignored
         if self._means_else(number) or not asks_to_end:

@@ -46,7 +46,7 @@ def on_terminal() -> bool:
     This process reads from its terminal, or the terminal sends its signals to the group.
     """
     try:
-        # A session of its own, as torchrun's workers have, has no terminal, whatever their stdin is.
+        # A session of its own, as torchrun's workers have, has no terminal, whatever stdin is.
         with open("/dev/tty", "rb") as terminal:
             if os.isatty(0):
                 return True

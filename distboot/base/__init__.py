@@ -1,1 +1,4 @@
-"""What every folder uses: text for people, errors, settings, commands, threads, /proc. Imports no other."""
+"""What every folder uses: text for people, errors, settings, commands, threads, processes.
+
+It imports no other folder.
+"""

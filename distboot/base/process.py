@@ -140,10 +140,9 @@ class Process:
         return "".join(stat[:1])
 
     def stopped(self) -> str:
-        """While a signal, and not a debugger ("t"), has stopped the process: a text that is the same
-        as long as the process has not run in between.
+        """Empty, unless a signal, and not a debugger ("t"), has stopped the process.
 
-        Empty if it is not stopped.
+        The text stays the same until the process has run again.
         """
         if self.state != "T":
             return ""
@@ -181,7 +180,7 @@ class Process:
         return int(status)
 
     def read(self, name: str) -> str:
-        """The text of a file of the process in /proc; empty if it is not there, or is not readable."""
+        """The text of a file of the process in /proc; empty if it cannot be read."""
         path = f"/proc/{self.pid}/{name}"
         with suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
             return file.read()

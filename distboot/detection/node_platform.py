@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..base.text import digits
-from .env_reader import EnvReader, variable
 from .left_over import LeftOver
 from .parse import (
     parse_hosts,
@@ -19,6 +18,10 @@ from .parse import (
     parse_port,
     repeated_host,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .env_reader import EnvReader
 
 # What numbers processes itself, and is more exact than any number of a node.
 _OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
@@ -147,6 +150,8 @@ def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
 
 def _several_by(name: str, reader: EnvReader) -> str | None:
     """Why a node has several ranks by a variable that counts them; None: it has one."""
+    from .env_reader import variable  # here, as few processes stand for a node
+
     shown = variable(reader.environ, name)
     word = reader.environ[name]
     is_word = word in _SEVERAL

@@ -1,7 +1,7 @@
 """Which process has a socket of this host, from the kernel's tables.
 
-A process sees the files of another user's processes, and of those in another container, only if it may. Linux only:
-elsewhere nothing is found.
+A process sees the files of another user's processes, and of those in another container, only if it
+may. Linux only: elsewhere nothing is found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from ..base.text import escape_control
 
 # sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-#  0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 151379 1 …
+#  0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 151379 …
 # 0A: TCP_LISTEN in include/net/tcp_states.h
 _LISTENING = r"^ *[0-9]+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A(?: +[^ ]+){{5}} +([0-9]+) "
 _LIMIT = 1.0  # seconds for a look at the files of all processes
@@ -25,7 +25,10 @@ _LONGEST_COMMAND = 100  # characters
 
 
 def listener(port: int) -> str:
-    """The process that listens at a TCP port, `"process 4711: python -m http.server"`; empty: it cannot be seen."""
+    """The process that listens at a TCP port, `"process 4711: python -m http.server"`.
+
+    Empty if it cannot be seen.
+    """
     inodes = {f"socket:[{inode}]": inode for inode in _listening(port)}
     processes = holders(inodes, _LIMIT)
     if not processes:

@@ -18,6 +18,7 @@ from ..rendezvous.protocol import (
     of,
     optional,
     table,
+    text,
     time_or_duration,
     valid,
 )
@@ -80,6 +81,8 @@ class Abort:
     """From rank 0: why all ranks stop."""
 
     root_cause: RootCause = of(nested(RootCause))
+    # The log file to which rank 0's agent prints, see `agent/claims`; empty: a stream that ranks share
+    log: str = of(text(100), default="")
 
 
 @dataclass(frozen=True, slots=True)

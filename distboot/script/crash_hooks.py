@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import io
 import os
 import sys
 import time
@@ -18,14 +17,12 @@ from contextlib import suppress
 
 from .exceptions import (
     EXIT,
-    OF_LIBRARIES,
     Description,
     describe,
     describe_text,
-    escaped,
-    is_of_distboot,
     last_line,
 )
+from .show_exception import print_interrupted, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
     from types import FrameType, TracebackType
-    from typing import Any, TextIO
+    from typing import Any
 
 MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
@@ -64,7 +61,7 @@ _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for anothe
 
 # Asks the agent whether another rank has failed first
 is_of_another: Callable[[], bool] | None = None
-# Where words go: file descriptor, inode; None: nothing listens
+# Where events are written: file descriptor, inode; None: nothing reads them
 _pipe: tuple[int, int] | None = None
 _of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
@@ -78,7 +75,8 @@ _TAIL = 4096  # characters of it
 
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe, _clean, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
+    global _pipe, _clean  # noqa: PLW0603 - as a process has one excepthook
+    global faulthandler, signal  # noqa: PLW0603 - loaded late
     import faulthandler
     import signal
 
@@ -104,9 +102,8 @@ def install(pipe: int, *, term: bool = False) -> None:
 
 def install_below_wrapper() -> None:
     """Do so in a Python that has not run the wrapper's `sitecustomize`, as `python -I` does not."""
-    with suppress(
-        OSError, ValueError, KeyError
-    ):  # it has, and has taken the variable out; or this is another process
+    # KeyError: it has, and has taken the variable out; the others: this is another process
+    with suppress(OSError, ValueError, KeyError):
         pipe, inode = map(int, os.environ[VARIABLE].split(":"))
         del os.environ[VARIABLE]
         if os.fstat(pipe).st_ino == inode:
@@ -130,14 +127,20 @@ def wrap_excepthook() -> None:
 def _at_exit() -> None:
     """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
     with suppress(Exception):
-        error = getattr(sys, "last_value", None)
-        trace = getattr(sys, "last_traceback", None)
-        # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
-        # those that end the script have come through its outermost frame, which nothing has called.
-        if error is not None and trace is not None and trace.tb_frame.f_back is None:
-            if not _is_interactive():
-                _report(error, trace)
+        if not _is_interactive():
+            _report_last()
     emit(ENDING, last_line(_clean(_stderr_tail)))
+
+
+def _report_last() -> None:
+    error = getattr(sys, "last_value", None)
+    trace = getattr(sys, "last_traceback", None)
+    if error is None or trace is None:
+        return
+    # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
+    # those that end the script have come through its outermost frame, which nothing has called.
+    if trace.tb_frame.f_back is None:
+        _report(error, trace)
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
@@ -241,18 +244,25 @@ def out_of_the_way(file: int) -> int:
 
 
 def _register_term() -> None:
-    """Let faulthandler write to the pipe when SIGTERM comes, and then what was to happen happen.
+    """Let faulthandler write to the pipe when SIGTERM arrives, and then what was to happen happen.
 
     In C: it does not wait for Python's lock.
     """
+    if _pipe is None or term_is_held:
+        return
     handler = signal.getsignal(signal.SIGTERM)
-    if _pipe is not None and not term_is_held and (handler == signal.SIG_DFL or callable(handler)):
-        faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
+    if handler == signal.SIG_DFL or callable(handler):
+        faulthandler.register(
+            signal.SIGTERM,
+            _pipe[0],
+            all_threads=False,
+            chain=True,
+        )
 
 
 @functools.cache
 def _follow_term() -> None:
-    """A handler that the script sets would take the place of ours: let `signal.signal` put ours before that one."""
+    """Let `signal.signal` put our handler before one of the script, which would take its place."""
     before = signal.signal
 
     @functools.wraps(before)
@@ -271,7 +281,7 @@ def _follow_term() -> None:
 
 
 def quiet(file: int) -> None:
-    """Turn this file of a forked process into none: its number must not become that of another file."""
+    """Point this descriptor of a forked process at /dev/null, so that its number is not reused."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, file, inheritable=False)
     os.close(null)
@@ -288,7 +298,7 @@ def _release_term() -> None:
 
 
 def _forget() -> None:
-    """A forked process, say a worker of a data loader, is not the rank."""
+    """A forked process, such as a worker of a data loader, is not the rank."""
     global _pipe, _of_parent  # noqa: PLW0603
     if _pipe is not None:
         faulthandler.unregister(signal.SIGTERM)
@@ -313,94 +323,30 @@ def _excepthook(
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
             is_end = _pipe is not None and is_the_end()
-            if is_end and _is_shown_by_agent(kind, error, trace):
+            if is_end and _is_shown_by_agent(error, trace):
                 return
             break
-    _show(before, kind, error, trace)
-    if is_end and _reaches_file(sys.stderr):
+    is_printed = show(before, kind, error, trace)
+    if is_end and is_printed:
         emit(PRINTED)
 
 
-def _is_shown_by_agent(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> bool:
+def _is_shown_by_agent(error: BaseException, trace: TracebackType | None) -> bool:
     """Report an exception that ends the script; whether its traceback is not to be printed."""
     found = _report(error, trace)
-    if issubclass(kind, KeyboardInterrupt):
-        # One of those that an agent has started
-        is_shown = "DISTBOOT_RANK" in os.environ and trace is not None
-        if is_shown:
-            _say_interrupted(trace)
-        return is_shown
-    # Then the agent has it, and says which rank was first.
-    return found is not None and found.is_secondary and _follows_another()
-
-
-class _Collected(io.StringIO):
-    """What is written to a stream, to be written in one piece."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def fileno(self) -> int:  # Python 3.13 looks whether it is a terminal
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-
-def _show(
-    before: Callable[..., object],
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    """Let the hook that there is print an exception.
-
-    Python's own writes piece by piece: lines of other processes could come between.
-    """
-    stream = sys.stderr
-    if before is not sys.__excepthook__ or not _reaches_file(stream):
-        before(kind, error, trace)
-        return
-    collected = _Collected(stream)
-    sys.stderr = collected
-    try:
-        before(kind, error, trace)
-    finally:
-        sys.stderr = stream
-    with suppress(Exception):  # as Python's hook does without a stderr
-        stream.write(collected.getvalue())
-        stream.flush()
-
-
-def _reaches_file(stream: TextIO | None) -> bool:
-    """Whether a stream writes to a file; torch collects in memory what a hook prints."""
-    try:
-        return stream is not None and stream.fileno() >= 0
-    except Exception:  # noqa: BLE001 - it may be any object of the script
+    if isinstance(error, KeyboardInterrupt):
+        return _is_interrupt_shown(trace)
+    if found is None or not found.is_secondary:
         return False
+    return _follows_another()  # then the agent prints which rank was first
 
 
-def _say_interrupted(trace: TracebackType | None) -> None:
-    """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
-    inner: TracebackType | None = trace
-    libraries = (*OF_LIBRARIES, "<frozen ")
-    # Not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
-    while inner is not None:
-        file = inner.tb_frame.f_code.co_filename
-        is_of_library = any(part in file for part in libraries)
-        if not is_of_library and not is_of_distboot(file):
-            trace = inner
-        inner = inner.tb_next
-    assert trace is not None
-    code = trace.tb_frame.f_code
-    where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    # Not to a file in memory in place of stderr, whose lines torch's hook shows with a prefix: "[rank0]: "
-    stderr = sys.__stderr__ or sys.stderr
-    who = f"rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}"
-    stderr.write(f"distboot: {who}: interrupted in {where}\n")
+def _is_interrupt_shown(trace: TracebackType | None) -> bool:
+    """In one line, where an agent has started this rank."""
+    if trace is None or "DISTBOOT_RANK" not in os.environ:
+        return False
+    print_interrupted(trace)
+    return True
 
 
 def is_the_end() -> bool:
@@ -412,10 +358,19 @@ def is_the_end() -> bool:
 
     frame: FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+        if _is_of_script(frame):
             return False
         frame = frame.f_back
-    return not _is_interactive() and threading.current_thread() is threading.main_thread()
+    if _is_interactive():
+        return False
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_of_script(frame: FrameType) -> bool:
+    """Whether it is the outermost frame of the script."""
+    if frame.f_code.co_name != "<module>":
+        return False
+    return frame.f_globals.get("__name__") == "__main__"
 
 
 def _is_interactive() -> bool:
@@ -435,34 +390,41 @@ def _follows_another() -> bool:
 
 
 def _watch_stderr() -> None:
-    """Send the text of `sys.exit("text")` and `raise SystemExit("text")`, once that is the end.
+    """Report the text of `sys.exit("text")` and `raise SystemExit("text")`, once that is the end.
 
     Python calls no hook for it: with no frame left it writes the text to `sys.stderr`, and then the end of the line.
     What is registered with `atexit` may write so, too, but later; and of a `__del__` that fails more is written.
     """
-    import threading  # now: only then does Python tell it that the main thread has ended
+    # Imported now: only then does Python tell it that the main thread has ended
+    import threading
 
     written: list[str] = []
 
     def write(text: str) -> int:
         _keep_tail(text)
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001
-        # Also that of a script's class, which writes here
-        while frame is not None and frame.f_code.co_name == "write":
-            frame = frame.f_back
-        if frame is None and len(written) < 2 and threading.main_thread().is_alive():
+        is_last_text = False
+        if _is_by_python() and len(written) < 2 and threading.main_thread().is_alive():
             written.append(text)
-            if text == "\n" and written[0].strip():
-                with suppress(Exception):
-                    _emit_description(describe_text(EXIT, written[0], _clean))
-                count = before(text)
-                emit(PRINTED)
-                return count
-        return before(text)
+            is_last_text = text == "\n" and bool(written[0].strip())
+        if is_last_text:
+            with suppress(Exception):
+                _emit_description(describe_text(EXIT, written[0], _clean))
+        count = before(text)
+        if is_last_text:
+            emit(PRINTED)
+        return count
 
     with suppress(AttributeError):  # it is missing, or the script's own
         before = sys.stderr.write
         sys.stderr.write = write  # type: ignore[method-assign]
+
+
+def _is_by_python() -> bool:
+    """Whether no code of the script has called `write`, other than such methods of its own."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_name == "write":
+        frame = frame.f_back
+    return frame is None
 
 
 def _keep_tail(text: str) -> None:

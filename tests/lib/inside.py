@@ -5,6 +5,7 @@ from here, so that moving or renaming a part changes one file.
 """
 
 from distboot import frameworks
+from distboot.agent.claims import Claims
 from distboot.agent.launcher_process import find
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
@@ -38,6 +39,7 @@ from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
 from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.protocol import Frames, decode
+from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
 
@@ -49,6 +51,7 @@ __all__ = [
     "INNERMOST_FIRST",
     "LAUNCHERS",
     "NUMBERS",
+    "Claims",
     "Frames",
     "Go",
     "JoinTable",
@@ -62,6 +65,7 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "alone",
+    "bound_cpus",
     "build_membership",
     "command_error",
     "corrected",

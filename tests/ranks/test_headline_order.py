@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from fcntl import F_GETPIPE_SZ, fcntl, ioctl
 from pathlib import Path
 
@@ -18,8 +18,6 @@ import pytest
 from conftest import Run
 from launched import MPI_ENV, MPIRUN, in_both_ways, needs_mpirun, needs_torch
 from supervised import FAILING, Start, until
-
-from distboot.agent.claims import Claims
 
 HOST = os.uname().nodename
 WRAPPER = [sys.executable, "-m", "distboot"]
@@ -225,24 +223,6 @@ def test_each_log_file_has_the_headline(start: Start) -> None:
     job.fail()
     assert {job.first(rank) for rank in (0, 1)} == {f"rank 2 failed first: exit code 3, on {HOST}"}
     assert job.first(2) == f"failed first: exit code 3, on {HOST}"
-
-
-# The claims of agents
-
-
-def test_claim_is_for_one_agent_until_it_ends() -> None:
-    scope = os.urandom(4).hex()
-    with (
-        closing(Claims(scope)) as first,
-        closing(Claims(scope)) as second,
-        closing(Claims(f"{scope}-of-another-node")) as elsewhere,
-    ):
-        claimed = [first.claim("cause"), second.claim("cause"), first.claim("cause")]
-        assert claimed == [True, False, True]
-        assert second.claim("another topic")
-        assert elsewhere.claim("cause")
-        first.close()
-        assert second.claim("cause")
 
 
 def test_report_precedes_a_signal_that_answers_it(start: Start) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from supervised import pair
 
+from distboot.agent.claims import Claims
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.peer_connection import close_gracefully
@@ -274,3 +275,18 @@ def test_long_crash_shows_the_innermost_calls() -> None:
     )
     shown = from_exit(RankState(1, "a", 0, 1), ExitStatus(crash=crash), 0.0).text.splitlines()[1:]
     assert (shown[0], shown[-1], len(shown)) == ("  | Fatal Python error: Aborted", "  | …", 13)
+
+
+def test_claim_is_for_one_agent_until_it_ends() -> None:
+    scope = os.urandom(4).hex()
+    with (
+        closing(Claims(scope)) as first,
+        closing(Claims(scope)) as second,
+        closing(Claims(f"{scope}-of-another-node")) as elsewhere,
+    ):
+        claimed = [first.claim("cause"), second.claim("cause"), first.claim("cause")]
+        assert claimed == [True, False, True]
+        assert second.claim("another topic")
+        assert elsewhere.claim("cause")
+        first.close()
+        assert second.claim("cause")

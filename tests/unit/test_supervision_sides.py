@@ -3,12 +3,14 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 from rendezvous_peers import altered, framed
 from supervised import pair, raised
 
+from distboot.agent.claims import own_log
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
@@ -44,7 +46,7 @@ OF_A_PEER = raised(
 class Job:
     """One side of failure detection, the raw other ends of its connections by rank, and what it has printed."""
 
-    def __init__(self, *others: int) -> None:
+    def __init__(self, *others: int, own: int = 1) -> None:
         pairs = {rank: pair() for rank in others}
         self.peers = {rank: other for rank, (_, other) in pairs.items()}
         self.lines = {rank: HeartbeatConnection(one, Channel()) for rank, (one, _) in pairs.items()}
@@ -53,7 +55,7 @@ class Job:
         self.side: Participant
         if 0 in others:
             self.side = FailureReporter(
-                ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say
+                ranks_of(MEMBERSHIP)[0 : own + 1 : own], self.lines, SETTINGS, False, self.say
             )
             return
         self.log = EventLog()
@@ -258,7 +260,16 @@ def test_rank_that_said_goodbye_may_end_anyhow(running: Job) -> None:
     assert (running.first, running.said) == (None, [])
 
 
-def test_texts_of_rank_0_lose_control_characters(reporter: Job) -> None:
-    reporter.send(0, Abort(RootCause((2,), True, "rank 2\x1b[2J failed\n  | \x07")))
-    assert reporter.said == ["rank 2\\x1b[2J failed"]  # its traceback is there, and on rank 0
-    assert list(reporter.side.orders) == [1]
+FAILED = Abort(RootCause((3,), True, "rank 3\x1b[2J failed\n  | \x07"))
+
+
+def test_texts_of_rank_0_lose_control_characters() -> None:
+    with closing(Job(0, own=2)) as elsewhere:
+        elsewhere.send(0, FAILED)
+        assert elsewhere.said == ["rank 3\\x1b[2J failed"]  # its traceback is there, and on rank 0
+        assert list(elsewhere.side.orders) == [2]
+
+
+def test_rank_0_speaks_for_its_log(reporter: Job) -> None:
+    reporter.send(0, replace(FAILED, log=own_log()))
+    assert (reporter.said, list(reporter.side.orders)) == ([], [1])
