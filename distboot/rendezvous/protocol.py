@@ -1,5 +1,4 @@
-"""Protocol 2: messages, and the frames that carry them over a connection. Pure: no socket, no
-clock.
+"""Protocol 2: messages, and the frames that carry them over a connection. Pure.
 
 A frame is a header and a body. The header has 44 bytes, integers with the most significant first:
 
@@ -26,7 +25,7 @@ before the body arrives. `Channel.verify` authenticates the bytes, before anythi
 then is the body decompressed, within the same bound, and decoded. `decode` accepts only the kinds
 that the caller expects. A message is a frozen dataclass; each of its fields has a check that
 returns the value, or raises `ValueError`. What fails is a `ProtocolError`, which costs the sender
-its connection, and nobody else anything.
+its connection, and has no effect on others.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -50,8 +50,14 @@ HEADER = _HEADER.size  # bytes
 _COMPRESSED = 1 << 31
 _COMPRESSED_FROM = 4 * 1024  # bytes
 _UNPROVED = bytes(32)
+# By whether a frame has a MAC
+_SECRET_PROBLEMS = {
+    False: "has no DISTBOOT_SECRET",
+    True: "has a DISTBOOT_SECRET, and {} has none",
+}
 _ALTERED = "sends a message that was changed, repeated or reordered on its way"
 _LARGEST = 1 << 32  # of any number
+_HEARTBEAT = type(None)  # the kind of an empty body
 
 Check: TypeAlias = Callable[[Any], Any]
 
@@ -72,76 +78,103 @@ def valid(holds: Check, what: str) -> Check:
     """Accept a value for which this holds; any other is not a valid `what`."""
 
     def check(value: Any) -> Any:
-        if not holds(value):
-            raise ValueError(what)
-        return value
+        if holds(value):
+            return value
+        raise ValueError(what)
 
     return check
 
 
-def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Check:
+def _in_range(kinds: tuple[type, ...], least: int, most: float, what: str) -> Check:
+    """Accept a number of exactly these types; a truth value is an instance of int."""
+
+    def holds(value: Any) -> bool:
+        return type(value) in kinds and least <= value <= most
+
+    return valid(holds, what)
+
+
+def _sized(kinds: tuple[Any, ...], least: int, most: int, what: str) -> Check:
+    """Accept an instance of these types with a length in this range."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, kinds) and least <= len(value) <= most
+
+    return valid(holds, what)
+
+
+def integer(
+    least: int = 0,
+    most: int = _LARGEST - 1,
+    what: str = "number",
+) -> Check:
     """Accept an integer from `least` to `most`."""
-
-    def is_in_range(value: Any) -> bool:
-        # `type`, as a truth value is an instance of int
-        return type(value) is int and least <= value <= most
-
-    return valid(is_in_range, what)
+    return _in_range((int,), least, most, what)
 
 
 def text(most: int) -> Check:
     """Accept at most so many characters."""
-
-    def is_short_text(value: Any) -> bool:
-        return isinstance(value, str) and len(value) <= most
-
-    return valid(is_short_text, f"text of at most {most} characters")
+    return _sized((str,), 0, most, f"text of at most {most} characters")
 
 
 def both(first: Check, second: Check) -> Check:
     """Apply the second check to the result of the first one."""
-    return lambda value: second(first(value))
 
+    def check_both(value: Any) -> Any:
+        checked = first(value)
+        return second(checked)
 
-def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < _LARGEST
+    return check_both
 
 
 number = integer()
 flag = valid(lambda value: type(value) is bool, "truth value")
-time_or_duration = both(valid(_is_seconds, "number of seconds"), float)
+time_or_duration = both(
+    _in_range((int, float), 0, math.nextafter(_LARGEST, 0.0), "number of seconds"),
+    float,
+)
 
 
 def optional(check: Check) -> Check:
     """Accept also None."""
 
     def check_unless_none(value: Any) -> Any:
-        if value is None:
-            return None
-        return check(value)
+        if value is not None:
+            value = check(value)
+        return value
 
     return check_unless_none
 
 
-def several(check: Check, most: int = _LARGEST, least: int = 0, what: str = "list") -> Check:
+def several(
+    check: Check,
+    most: int = _LARGEST,
+    least: int = 0,
+    what: str = "list",
+) -> Check:
     """Accept a list of `least` to `most` items, as a tuple."""
+    check_size = _sized((list, tuple), least, most, what)
 
     def check_items(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise ValueError(what)
-        return tuple(map(check, value))
+        check_size(value)
+        items = map(check, value)
+        return tuple(items)
 
     return check_items
 
 
 def table(most: int, check: Check) -> Check:
     """Accept at most so many names with their values."""
-    name = text(1000)
+    check_name = text(1000)
+    check_size = _sized((dict,), 0, most, "table")
 
     def check_rows(value: Any) -> dict[str, Any]:
-        if not isinstance(value, Mapping) or len(value) > most:
-            raise ValueError("table")
-        return {name(key): check(item) for key, item in value.items()}
+        check_size(value)
+        found = {}
+        for key, item in value.items():
+            name = check_name(key)
+            found[name] = check(item)
+        return found
 
     return check_rows
 
@@ -150,16 +183,20 @@ def nested(kind: type) -> Check:
     """Accept a dataclass, whose fields are declared as those of a message."""
 
     def check_nested(value: Any) -> object:
-        if isinstance(value, kind):
-            return value
-        return _build(kind, value)
+        is_built = isinstance(value, kind)
+        if not is_built:
+            value = _build(kind, value)
+        return value
 
     return check_nested
 
 
 @cache
 def _checks(kind: Any) -> dict[str, Check]:
-    return {each.name: each.metadata["check"] for each in fields(kind)}
+    found = {}
+    for each in fields(kind):
+        found[each.name] = each.metadata["check"]
+    return found
 
 
 def _build(kind: type, content: Any) -> object:
@@ -169,9 +206,11 @@ def _build(kind: type, content: Any) -> object:
         ValueError: what it is not, and the names of the fields, from the outermost in.
     """
     checks = _checks(kind)
-    found = {}
-    if not isinstance(content, dict) or content.keys() != checks.keys():
+    names = checks.keys()
+    has_all_fields = isinstance(content, dict) and content.keys() == names
+    if not has_all_fields:
         raise ValueError(kind.__name__)
+    found = {}
     for name, check in checks.items():
         try:
             found[name] = check(content[name])
@@ -190,12 +229,15 @@ def encode(content: object) -> bytes:
 
 
 def _fields_of(content: Any) -> dict[str, object]:
-    return {name: getattr(content, name) for name in content.__slots__}
+    found = {}
+    for name in content.__slots__:
+        found[name] = getattr(content, name)
+    return found
 
 
 def decode(body: bytes, *kinds: type) -> Any:
     """The message in a body; `ProtocolError`: it is not a valid message of these kinds."""
-    if not body and type(None) in kinds:
+    if not body and _HEARTBEAT in kinds:
         return None
     try:
         content = json.loads(body)
@@ -208,20 +250,29 @@ def decode(body: bytes, *kinds: type) -> Any:
         what, *where = error.args
         why = what
         if where:
-            why = f"{'.'.join(where)} is not a valid {what}"
+            field_name = ".".join(where)
+            why = f"{field_name} is not a valid {what}"
         raise ProtocolError(f"sends a broken {kind.__name__}: {why}") from None
 
 
 def _kind_of(content: Any, kinds: tuple[type, ...]) -> type:
     """Take the kind of a message out of its content."""
-    name = None
+    by_name = _by_name(kinds)
     if isinstance(content, dict):
-        name = content.pop("kind", None)
-    for kind in kinds:
-        if kind.__name__ == name and kind is not type(None):
-            return kind
+        name = str(content.pop("kind", None))
+        if name in by_name:
+            return by_name[name]
     expected = " or ".join(kind.__name__ for kind in kinds)
     raise ProtocolError(f"does not send the expected {expected}")
+
+
+@cache
+def _by_name(kinds: tuple[type, ...]) -> dict[str, type]:
+    found = {}
+    for kind in kinds:
+        if kind is not _HEARTBEAT:  # whose body is empty
+            found[kind.__name__] = kind
+    return found
 
 
 # Frames
@@ -291,7 +342,8 @@ class Frames:
             body = inflating.decompress(frame.body, self.most)
         except zlib.error:
             raise ProtocolError("sends what cannot be decompressed") from None
-        if inflating.unconsumed_tail or not inflating.eof:
+        is_complete = inflating.eof and not inflating.unconsumed_tail
+        if not is_complete:
             raise ProtocolError(f"sends a message of more than {self.most} bytes, or half of one")
         return body
 
@@ -335,10 +387,10 @@ class Channel:
             raise ProtocolError(
                 f"speaks of round {frame.round} of the job, and this is round {self.round}"
             )
-        if frame.mac == _UNPROVED and self.secret:
-            raise ProtocolError("has no DISTBOOT_SECRET")
-        if frame.mac != _UNPROVED and not self.secret:
-            raise ProtocolError(f"has a DISTBOOT_SECRET, and {self.us} has none")
+        has_mac = frame.mac != _UNPROVED
+        if has_mac is not bool(self.secret):
+            problem = _SECRET_PROBLEMS[has_mac]
+            raise ProtocolError(problem.format(self.us))
         digest = hashlib.sha256(frame.body).digest()
         mac = self.mac(digest, frame.rank, self.counts.received, theirs=True)
         if not hmac.compare_digest(frame.mac, mac):
@@ -346,9 +398,17 @@ class Channel:
                 raise ProtocolError(_ALTERED)
             raise ProtocolError("has another DISTBOOT_SECRET")
         self.counts.received += 1
-        return decode(frames.inflated(frame), *kinds)
+        body = frames.inflated(frame)
+        return decode(body, *kinds)
 
-    def mac(self, digest: bytes, rank: int, number: int, *, theirs: bool = False) -> bytes:
+    def mac(
+        self,
+        digest: bytes,
+        rank: int,
+        number: int,  # of the frame
+        *,
+        theirs: bool = False,
+    ) -> bytes:
         """The MAC of a body with this digest, as this side computes it, or, `theirs`, the peer."""
         if not self.secret:
             return _UNPROVED
@@ -391,7 +451,8 @@ HEARTBEAT = Broadcast(None)
 
 def random_nonce() -> str:
     """32 hex digits that were never used before."""
-    return os.urandom(16).hex()
+    nonce = os.urandom(16)
+    return nonce.hex()
 
 
 def most_from_rank_0(world_size: int) -> int:
