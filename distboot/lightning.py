@@ -21,7 +21,7 @@ from .base.errors import DistbootError
 from .base.text import counted, log_line
 from .context import Context, who_of
 from .detection import inherited
-from .detection.named import OFF
+from .detection.placement import OFF
 from .frameworks._base import at_end
 from .frameworks._process_group import end_gloo_group
 from .initialize import current, init

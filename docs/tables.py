@@ -19,9 +19,9 @@ import distboot
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL
 from distboot.base.settings import SETTINGS, Setting
-from distboot.detection.launchers import Launcher
+from distboot.detection.launchers import Launcher, sample_of
 from distboot.detection.node_platform import NodePlatform
-from distboot.detection.order import LAUNCHERS, node_platforms
+from distboot.detection.order import INNERMOST_FIRST, LAUNCHERS, node_platforms
 from distboot.detection.placement import PLATFORMS, Platform
 from distboot.script.patches import GROUPS
 
@@ -126,16 +126,27 @@ def _recognised(kind: str, records: Iterable[Launcher | Platform]) -> str:
 
 def _of_launchers() -> str:
     """Which variables are read for each launcher: all that its file or record names, the markers first."""
-    files = list((PACKAGE / "detection" / "launchers").glob("[a-z]*.py"))
     rows = ["| launcher | variables |", "|---|---|"]
-    for known in LAUNCHERS.values():
-        (file,) = (path for path in files if known.name.upper() in _defined(path))
+    for entry in INNERMOST_FIRST:
+        known = LAUNCHERS[entry.name]
+        file = PACKAGE / "detection" / "launchers" / f"{entry.file}.py"
         found = variables(file, known.name.upper())
         names = [f"**`{name}`**" for name in known.markers] + [
             f"`{name}…`" if name.endswith("_") else f"`{name}`"
             for name in sorted(found - set(known.markers))
         ]
         rows.append(f"| `{known.name}` | {', '.join(names)} |")
+    return "\n".join(rows)
+
+
+def _samples() -> str:
+    """What the third rank of two nodes with two ranks each finds."""
+    rows = ["| launcher | variables |", "|---|---|"]
+    for known in LAUNCHERS.values():
+        if known.sample:
+            found = sample_of(known, rank=2, nodes=2, per_node=2)
+            words = [f"`{name}={value}`" for name, value in found.items()]
+            rows.append(f"| `{known.name}` | {' '.join(words)} |")
     return "\n".join(rows)
 
 
@@ -272,6 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "platforms": lambda: _recognised("platform", PLATFORMS),
     "errors": _errors,
     "variables of launchers": _of_launchers,
+    "samples of launchers": _samples,
     "variables of platforms": _of_platforms,
     "platforms that number nodes": _of_nodes,
     "patches": _patches,

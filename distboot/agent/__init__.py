@@ -1,9 +1,16 @@
-"""The agent of a rank: it owns every connection of the job, watches the process of the rank, and serves its script.
+"""The agent of a rank: it owns every connection of the job, and watches the process of the rank.
 
-It is the wrapper itself (`in_wrapper`), or, under a bare `init`, a sidecar that `sidecar_start` starts before the ranks
-meet, and `sidecar` is. The script has one local socket to it (`link`), and no other of ours. Rank 0's agent receives
-every exit, decides which failure was first (`failure_coordinator`, with `job/root_cause`), and tells all others
-(`failure_reporter`), which print it, and stop their process: TERM, a grace, KILL. What a script leaves behind when it
-fails (`script/crash_hooks`) comes through a pipe, read by `monitored_process`. The folder is the only one with sockets,
-pipes and signals after the rendezvous.
+It is the wrapper itself (`in_wrapper`, beside the `supervisor` of its children), or, under a bare
+`init`, a sidecar that `sidecar_start` starts before the ranks meet. The script has one local socket
+to it (`link`; `link_messages` has what is sent there; `script_server` is the agent's end), and no
+other of ours.
+
+An `agent` is a `loop` that calls one side of failure detection (`participant`). Rank 0's side
+(`failure_coordinator`, with `job/root_cause`) receives every exit, and decides which failure was
+first. That of any other agent (`failure_reporter`) prints that, and stops its processes
+(`stopping_process`: TERM, a grace, KILL). `peer_watch` knows which of the other agents are there,
+by the `heartbeat` of each `peer_connection`. What a script leaves behind when it fails
+(`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.
+
+The folder is the only one with sockets, pipes and signals after the rendezvous.
 """

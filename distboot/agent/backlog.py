@@ -1,8 +1,8 @@
-"""What was sent to a peer and may not have reached it: sent again over a new connection, if the old one ended.
+"""The messages that a peer may not have received: sent again over a new connection.
 
-Both sides count the messages that they send and receive. Over a new connection each says how many it has received, and
-the other one sends what follows, so that nothing is lost or received twice. What the peer's kernel has confirmed is not
-kept: it can be read also after the end of a connection.
+Both sides count the messages that they send and receive. Over a new connection each reports how many
+it has received, and the other one sends those that follow: none is lost or received twice. Messages
+that the peer's kernel has confirmed are not kept: they can be read there after the end of a connection.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ class Backlog:
         self._size = 0
 
     def confirm(self, received: int) -> None:
-        """The peer has received so many messages; `ProtocolError`: it lacks some that are not kept any more."""
+        """The peer has received so many messages; `ProtocolError`: the next ones are not kept."""
         first = self.sent - len(self.messages)
         if not first <= received <= self.sent:
             what = f"{received} of {self.sent} messages"
             raise ProtocolError(f"has received {what}, and those before {first} are not kept")
-        self._drop(received - first)
+        confirmed = received - first
+        self._drop(confirmed)
 
     def _drop(self, count: int) -> None:
-        for _, message in self.messages[:count]:
+        dropped = self.messages[:count]
+        for _, message in dropped:
             self._size -= message.size
         del self.messages[:count]

@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
+from ..base.process import signal_name
 from ..base.text import escape_control, ranks_said, writes_json
 from ..job import messages
-from ..job.exit_status import ExitStatus, signal_name
+from ..job.exit_status import ExitStatus
+from ..job.first_failure import FailureReport
 from ..job.late import LateWatch
-from ..job.root_cause import FailureReport, RankState, RootCause
+from ..job.root_cause import RankState, RootCause
 from ..job.stop_agreement import StopAgreement
 from ..rendezvous.events import own_steps
 from ..rendezvous.messages import (
@@ -40,12 +42,13 @@ from ..rendezvous.messages import (
     ShowStacks,
 )
 from ..rendezvous.protocol import Broadcast, ProtocolError
-from .heartbeat import HeartbeatConnection, close_gracefully
+from .heartbeat import HeartbeatConnection
 from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
     Answer,
 )
+from .peer_connection import close_gracefully
 from .rank_connections import RankConnections
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too

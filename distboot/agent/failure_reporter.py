@@ -42,12 +42,13 @@ from ..rendezvous.messages import (
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
-from .heartbeat import HeartbeatConnection, close_gracefully
+from .heartbeat import HeartbeatConnection
 from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
     Answer,
 )
+from .peer_connection import close_gracefully
 from .rank_0_connection import Rank0Connection
 
 _CAUSE_TIMEOUT = 1.0  # seconds after our end to be told why

@@ -32,9 +32,9 @@ from .session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..job.restarts import Restarts
     from ..job.root_cause import RootCause
     from .launcher_process import LauncherProcess
+    from .restarts import Restarts
 
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 

@@ -21,10 +21,10 @@ def join_here(
     wanted: Callable[[], None] = lambda: None,
     **more: object,
 ) -> Iterator[Session]:
-    """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
+    """Meet all other ranks, with this very process as the agent; the connections end with the block.
 
-    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
-    may raise. The rest is as for `plan_of`.
+    If the ranks do not meet, `failed` is called with the session so far, and why. While they meet,
+    `wanted` is called again and again, and may raise. The rest is as for `plan_of`.
     """
     # Here, as a process with a sidecar does not join by itself
     from ..rendezvous.join import Joined
@@ -44,7 +44,7 @@ def join_here(
 def joining(
     job: Session, problem: DistbootError | None, failed: Callable[[Session, BaseException], object]
 ) -> Iterator[None]:
-    """If the ranks do not meet in this block, call `failed` with why, and raise that: its own problem, if any."""
+    """If the ranks do not meet in this block, call `failed`, and raise why: this rank's problem first."""
     try:
         yield
     except BaseException as error:

@@ -16,7 +16,6 @@ from ..base.process import Process
 from ..job.exit_status import (
     ExitStatus,
     UncaughtException,
-    leave,
     shown,
 )
 from ..job.messages import (
@@ -157,7 +156,10 @@ class MonitoredProcess(StoppingProcess):
         if self._is_first(end):
             # Now: with process 1 of a container this agent ends, too
             member = self._role.members[self.rank]
-            leave(from_exit(member, end, 0.0).text)
+            from . import platform_log  # here, as most scripts end well
+
+            cause = from_exit(member, end, 0.0)
+            platform_log.write(cause.text)
         if end.crash:  # faulthandler would have printed it, had it not been for the hooks
             self._role.say(
                 f"{end.describe()}{shown(end.crash)}",

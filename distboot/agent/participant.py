@@ -22,7 +22,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..base.settings import SupervisionSettings
-from ..job.exit_status import ExitStatus, leave
+from ..job.exit_status import ExitStatus
 from ..job.messages import Failing, Locate, Reads
 from ..job.root_cause import RankState, RootCause, from_exit
 from ..rendezvous.messages import (
@@ -40,8 +40,8 @@ from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..job.restarts import Restarts
     from .monitored_process import MonitoredProcess
+    from .restarts import Restarts
 
 # Seconds; torchrun polls 10 times a second which ranks have ended, and lists them in that order
 AFTER_THE_FIRST = 0.15
@@ -349,4 +349,6 @@ class Participant(PeerWatch):
                 is_failure=cause.is_failure,
             )
         if cause.is_failure and not cause.restarts:
-            leave(cause.text, replaces=True)
+            from . import platform_log  # here, as most jobs end well
+
+            platform_log.write(cause.text, replaces=True)

@@ -27,7 +27,8 @@ from ..job.messages import KINDS
 from ..job.root_cause import RankState
 from ..rendezvous.messages import Detach
 from ..rendezvous.protocol import Channel, ProtocolError
-from .heartbeat import BEATS, DisconnectedError, HeartbeatConnection, Probe
+from .heartbeat import BEATS, HeartbeatConnection, Probe
+from .peer_connection import DisconnectedError, PeerConnection
 
 # Seconds for the host of a silent peer to answer after a signal: mpirun kills a rank 0.24 s later
 _HOST_ANSWERS = 0.1
@@ -47,7 +48,7 @@ class PeerWatch:
     def __init__(self, peers: Mapping[HeartbeatConnection, list[RankState]]) -> None:
         # The ranks at the other end of each connection
         self.peers: dict[HeartbeatConnection, list[RankState]] = dict(peers)
-        self._backlog: set[HeartbeatConnection] = set()  # those with something left to send
+        self._backlog: set[PeerConnection] = set()  # those with something left to send
         for connection in self.peers:
             connection.backlog = self._backlog
         self._doubtful: set[HeartbeatConnection] = set()

@@ -24,8 +24,9 @@ from ..job.root_cause import RootCause
 from ..rendezvous.messages import Refused, Resume, Resumed
 from ..rendezvous.protocol import ProtocolError
 from ..rendezvous.worker import NoAnswerError
-from .heartbeat import DisconnectedError, HeartbeatConnection
+from .heartbeat import HeartbeatConnection
 from .participant import Participant
+from .peer_connection import DisconnectedError
 from .peer_watch import DISCONNECTED
 from .returning import NewConnection, Returning, is_refused
 

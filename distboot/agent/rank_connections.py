@@ -14,15 +14,17 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ..base.text import ranks_said
+from ..job.first_failure import GATHERING, RootCauseAnalysis
 from ..job.keys import Keys
-from ..job.root_cause import GATHERING, RankState, RootCauseAnalysis
+from ..job.root_cause import RankState
 from ..rendezvous.connection_pool import Connection
 from ..rendezvous.events import EventLog
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import Resume, Resumed
 from ..rendezvous.protocol import ProtocolError
-from .heartbeat import BEATS_OF_RANK_0, DisconnectedError, HeartbeatConnection
+from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection
 from .participant import Participant
+from .peer_connection import DisconnectedError
 from .peer_watch import DISCONNECTED
 
 # Seconds for an agent to return whose connection has ended: it takes milliseconds

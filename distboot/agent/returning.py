@@ -1,9 +1,8 @@
-"""How an agent comes back to rank 0's over another connection: attempts in a thread of their own, one at a time."""
+"""How an agent returns to rank 0's over another connection: one attempt at a time, in a thread."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -20,19 +19,20 @@ _ANSWER = 5.0  # seconds for rank 0's agent to answer over the new connection
 
 
 class NewConnection(NamedTuple):
-    """An authenticated connection, which is the caller's."""
+    """An authenticated connection, for the caller."""
 
     socket: socket.socket
     channel: Channel
 
 
 class Returning:
-    """All attempts of one agent. `host` and `port` are where rank 0's agent takes it back."""
+    """All attempts of one agent; at `host` and `port` rank 0's agent takes it back."""
 
     def __init__(self, plan: JoinPlan, host: str, port: int) -> None:
-        own = replace(plan, hosts=(host,), ports=(port,))
-        self._open: Callable[[], tuple[socket.socket, Channel]] = lambda: Worker(own).open_again(
-            _ATTEMPT
+        self._plan = replace(
+            plan,
+            hosts=(host,),
+            ports=(port,),
         )
         self.process = plan.own.process
         # Readable when an attempt is over
@@ -48,14 +48,14 @@ class Returning:
         return self._is_running or self.due < inf
 
     def start(self, now: float) -> None:
-        """Try at once, and again and again until `stop`."""
+        """Try now, and again and again until `stop`."""
         self.due = now
 
     def stop(self) -> None:
         self.due = inf
 
     def poll(self, now: float) -> NewConnection | NoAnswerError | None:
-        """Begin an attempt whose time has come; how one has ended, once."""
+        """Start an attempt if one is due; returns, once, how an attempt has ended."""
         with suppress(BlockingIOError):
             self.woken.recv(64)
         if self._outcomes:
@@ -69,7 +69,7 @@ class Returning:
         return None
 
     def await_answer(self, now: float) -> None:
-        """A new connection is used: try again if it gives no answer."""
+        """A new connection is used: try again if rank 0's agent does not answer there."""
         self.due = now + _ANSWER
 
     def close(self) -> None:
@@ -87,10 +87,11 @@ class Returning:
     def _attempt(self) -> None:
         outcome: NewConnection | NoAnswerError
         try:
-            outcome = NewConnection(*self._open())
+            worker = Worker(self._plan)
+            outcome = NewConnection(*worker.open_again(_ATTEMPT))
         except NoAnswerError as error:
             outcome = error
-        except Exception as error:  # noqa: BLE001 - such as no file, or no memory
+        except Exception as error:  # noqa: BLE001 - for example no file, or no memory
             outcome = UnreachableError(str(error))
         self._outcomes.append(outcome)
         with suppress(OSError):
@@ -98,5 +99,5 @@ class Returning:
 
 
 def is_refused(error: NoAnswerError) -> bool:
-    """Whether the host of rank 0 answers, and its agent is not there any more."""
+    """Whether the host of rank 0 answers, but its agent has ended."""
     return not isinstance(error, UnreachableError)

@@ -230,7 +230,7 @@ def _register(file: int, instead: int = 0) -> None:
     _register_call(at_exit, libc.fgetc, ctypes.c_void_p(reading))
     on_exit(_address(libc.fputc), ctypes.c_void_p(writing))
     if os.getpid() == 1:
-        from ..job.exit_status import LAST_RESORT
+        from ..base.process import LAST_RESORT
 
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a
         # handler. This handler is _exit(2), which takes the number of the signal as its exit code.

@@ -23,8 +23,7 @@ from __future__ import annotations
 import signal
 import time
 
-from ..base.process import Process
-from ..job.exit_status import LAST_RESORT
+from ..base.process import LAST_RESORT, Process
 from ..job.messages import Terminating
 from ..rendezvous.messages import RequestStop
 from ..script.progress import Movement

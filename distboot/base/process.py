@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import struct
 from contextlib import suppress
@@ -11,6 +12,14 @@ from contextlib import suppress
 # Signals that come from outside of a job: a process that one of these ends was stopped; it did not
 # fail.
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ABORT = signal.SIGABRT
+INTERRUPT = signal.SIGINT
+KILL = signal.SIGKILL
+# SIGRTMAX on Linux: it ends process 1 of a container, which no other signal does.
+LAST_RESORT = 64
+# Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray;
+# libmpi_abi.so of MPI 5
+MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
 
 # ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since
 # Linux 6.15.
@@ -24,6 +33,46 @@ _EXIT_CODE = 49
 # Where its code starts, if this process may not read that, or if it has ended. Then its exit code,
 # too, reads as 0.
 _HIDDEN: tuple[list[str], ...] = ([], ["0"], ["1"])
+
+
+def signal_name(number: int) -> str:
+    """`"SIGTERM"`; `"signal 34"` for those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_of_code(code: int | None) -> int | None:
+    """The signal in an exit code as a shell reports it, 128 + n; None: it has none."""
+    if code is None:
+        return None
+    number = code - 128
+    if 0 < number < signal.NSIG:
+        return number
+    return None
+
+
+def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
+    """Whether a process or one that it started has a library in memory; False if not known."""
+    pids = [pid]
+    while pids:
+        process = pids.pop()
+        if library.search(_read(f"{process}/maps")):
+            return True
+        children = _read(f"{process}/task/{process}/children")
+        pids += map(int, children.split())
+    return False
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty if the process has ended, or if there is no /proc."""
+    with (
+        suppress(OSError),
+        open(f"/proc/{path}", encoding="utf-8", errors="replace") as file,
+    ):
+        return file.read()
+    return ""
 
 
 def proc_stat(process: object = "self") -> list[str]:

@@ -74,9 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
         # If standard error is full or closed, the exit code is all that there is
         with suppress(OSError, AttributeError):
             write(sys.stderr, printed(error))
-        from ..job.exit_status import leave  # here, as it is rarely needed
+        from ..agent import platform_log  # here, as it is rarely needed
 
-        leave(str(error))
+        platform_log.write(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

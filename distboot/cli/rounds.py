@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
+    from ..agent.restarts import Restarts
     from ..agent.session import Session
     from ..base.settings import SupervisionSettings
-    from ..job.restarts import Restarts
     from ..report.files import StartupReport
 
 

@@ -106,9 +106,9 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
         end_if_left(placement.who, programs)
     code = supervisor.run([command], grace=options.grace)
     if code:
-        from ..job.exit_status import leave  # here, as most end well
+        from ..agent import platform_log  # here, as most end well
 
-        leave(f"exit code {code}: the output of the script says why")
+        platform_log.write(f"exit code {code}: the output of the script says why")
     return code
 
 
@@ -151,7 +151,7 @@ def _run_in_job(
     # Here, so that a process that is alone does not pay for them
     from ..agent import launcher_process
     from ..agent.launcher_signals import warn_of_signals
-    from ..job.restarts import Restarts
+    from ..agent.restarts import Restarts
     from .rounds import Rounds
 
     restart_settings = launch.options.restarts

@@ -1,1 +1,1 @@
-"""From the environment of one process to its `Placement`, and from a placement to what the frameworks read. Pure."""
+"""From an environment to a `Placement`, and from that to what frameworks read. Pure."""

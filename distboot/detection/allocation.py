@@ -1,16 +1,16 @@
 """The tasks and hosts of a batch system or a hostfile that a job leaves unused.
 
-A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A script
-that is started without one trains alone on the first host, and nothing fails. So this file counts what
-the allocation has, and what a job leaves unused. It is not an error: a step of a batch script may be
-meant to be alone.
+A batch script is one process, whatever the allocation has: a launcher in it starts the ranks. A
+script that is started without one trains alone on the first host, and nothing fails. So this file
+counts what the allocation has, and what a job leaves unused. It is not an error: a step of a batch
+script may be meant to be alone.
 
-Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS, and
-the lines of PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine (NSLOTS)
-and OAR count are processors, which one process uses with its threads as often as not.
+Hosts are counted everywhere. Tasks are counted only where the user asked for tasks: SLURM_NTASKS,
+and the lines of PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine
+(NSLOTS) and OAR count are processors, which one process uses with its threads as often as not.
 
-All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings` reads
-those. A text that cannot be read counts nothing.
+All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings`
+reads those. A text that cannot be read counts nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..base.text import counted, digits
 from .env_reader import variable
 from .placement import NO_LAUNCHER, WRAPPER, Placement
 
-# A batch script of Flux has no variable with the number of its hosts (flux-environment(7)). In `texts` this name has
-# what `flux getattr size` prints: the number of brokers, one on each host.
+# A batch script of Flux has no variable with the number of its hosts (flux-environment(7)). In
+# `texts` this name has what `flux getattr size` prints: the number of brokers, one on each host.
 FLUX = "FLUX_URI"
 
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
@@ -78,21 +78,25 @@ def unused(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
     """What the environment reserves and this job leaves unused; None: nothing is known of that."""
-    found = _ignored_hostfile(placement, environ, texts)
-    if found is not None:
-        return found
+    ignored = _ignored_hostfile(placement, environ, texts)
+    if ignored is not None:
+        return ignored
     system = _system(environ)
-    if system is None or _is_step(environ):
+    is_step = _is_step(environ)
+    if system is None or is_step:
         return None
+    nothing = Count()
     tasks = _count(system.tasks, environ, texts)
     hosts = _count(system.hosts, environ, texts)
     if not _leaves_tasks(placement, tasks.number):
-        tasks = Count()
+        tasks = nothing
     if not _leaves_hosts(placement, hosts.number):
-        hosts = Count()
-    if tasks == hosts == Count():
+        hosts = nothing
+    if (tasks, hosts) == (nothing, nothing):
         return None
-    return Unused(_found(system, tasks, hosts), _remedy(system, placement, tasks, hosts))
+    found = _found(system, tasks, hosts)
+    remedy = _remedy(system, placement, tasks, hosts)
+    return Unused(found, remedy)
 
 
 def files(environ: Mapping[str, str]) -> list[str]:
@@ -100,46 +104,58 @@ def files(environ: Mapping[str, str]) -> list[str]:
     names = [_HOSTFILE]
     system = _system(environ)
     if system is not None:
-        names += [source.name for source in system.hosts]
-    return [name for name in names if name in environ and name in _FILES]
+        for source in system.hosts:
+            names.append(source.name)
+    wanted = environ.keys() & set(_FILES)
+    return [name for name in names if name in wanted]
 
 
 def _system(environ: Mapping[str, str]) -> BatchSystem | None:
     """The one that started this job."""
     for system in BATCH_SYSTEMS:
-        if system.marker in environ:
+        marker = system.marker
+        is_there = marker in environ
+        if is_there:
             return system
     return None
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: then the user said how many."""
-    if "SLURM_STEP_ID" not in environ:
+    name = "SLURM_STEP_ID"
+    if name not in environ:
         return False
     from .launchers.slurm import INTERACTIVE_STEP
 
-    return environ["SLURM_STEP_ID"] != INTERACTIVE_STEP
+    step = environ[name]
+    return step != INTERACTIVE_STEP
 
 
 def _count(
     sources: Sequence[Source], environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Count:
     """The number of the first of these sources that can be read."""
+    fetched = dict.fromkeys(_FETCHED, "")
+    known = {**environ, **fetched, **texts}
     for source in sources:
-        if source.name not in environ or source.unless in environ:
+        counts_other = source.unless in environ
+        if counts_other or source.name not in environ:
             continue
-        text = environ[source.name]
-        if source.name in _FETCHED:
-            text = texts.get(source.name, "")
+        text = known[source.name]
         number = source.count(text)
         if number:
-            return Count(number, variable(environ, source.name))
+            shown = variable(environ, source.name)
+            return Count(number, shown)
     return Count()
 
 
 def _leaves_tasks(placement: Placement, tasks: int) -> bool:
     """Whether tasks have no rank. Other launchers than these were told how many ranks to start."""
-    return placement.launcher in (NO_LAUNCHER, WRAPPER) and placement.world_size < tasks
+    launcher = placement.launcher
+    ranks = placement.world_size
+    if launcher not in (NO_LAUNCHER, WRAPPER):
+        return False
+    return ranks < tasks
 
 
 def _leaves_hosts(placement: Placement, hosts: int) -> bool:
@@ -147,10 +163,12 @@ def _leaves_hosts(placement: Placement, hosts: int) -> bool:
 
     Some may have been left out on purpose where a launcher has reached other hosts.
     """
-    nodes = placement.num_nodes
-    if nodes is None or nodes >= hosts:
+    nodes = placement.num_nodes or hosts
+    if nodes >= hosts:
         return False
-    return nodes == 1 or placement.launcher == WRAPPER
+    is_one_node = nodes == 1
+    is_wrapper = placement.launcher == WRAPPER
+    return is_one_node or is_wrapper
 
 
 def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
@@ -163,7 +181,7 @@ def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
 
 
 def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Count) -> str:
-    """`"start a process for each task: srun python train.py …; or …; or set DISTBOOT_LAUNCHER=none …"`."""
+    """`"start a process for each task: srun python train.py …; or start the ranks here: …"`."""
     on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
     in_wrapper = f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"
     if hosts.number:
@@ -186,44 +204,57 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
 def _ignored_hostfile(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
 ) -> Unused | None:
-    """A hostfile of Open MPI 4, which Open MPI 5 does not read: all ranks are then on the host of mpirun."""
-    if placement.launcher != "openmpi" or _HOSTFILE_OF_5 in environ:
-        return None
+    """A hostfile of Open MPI 4, which Open MPI 5 does not read: it starts all ranks on its host."""
     # PMIX_NAMESPACE=prterun-nodea-22774@1; Open MPI 4 has a number there.
-    if not environ.get("PMIX_NAMESPACE", "").startswith("prterun-"):
+    is_5 = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
+    is_open_mpi_5 = placement.launcher == "openmpi" and is_5
+    if _HOSTFILE_OF_5 in environ or not is_open_mpi_5:
         return None
     hosts = _lines_of_hosts(texts.get(_HOSTFILE, ""))
     if not _leaves_hosts(placement, hosts):
         return None
-    names = f"{variable(environ, _HOSTFILE)} names {counted(hosts, 'host')}"
+    shown = variable(environ, _HOSTFILE)
+    path = environ[_HOSTFILE]
     return Unused(
-        f"the file {names}, and Open MPI 5 does not read that variable",
-        f"name the file in {_HOSTFILE_OF_5}; or mpirun --hostfile {environ[_HOSTFILE]} …",
+        f"the file {shown} names {counted(hosts, 'host')}, "
+        "and Open MPI 5 does not read that variable",
+        f"name the file in {_HOSTFILE_OF_5}; or mpirun --hostfile {path} …",
     )
 
 
 def _number(text: str) -> int:
-    return digits(text.strip()) or 0
+    stripped = text.strip()
+    number = digits(stripped)
+    if number is None:
+        number = 0
+    return number
 
 
 def _words(text: str) -> int:
-    return len(text.split())
+    words = text.split()
+    return len(words)
 
 
 def _different_words(text: str) -> int:
-    return len(set(text.split()))
+    words = text.split()
+    different = set(words)
+    return len(different)
 
 
 def _hosts_with_slots(text: str) -> int:
     """`"h1 2 h2 1 "` has 2."""
-    return len(set(text.split()[::2]))
+    words = text.split()
+    hosts = words[::2]
+    different = set(hosts)
+    return len(different)
 
 
 def _lines_of_hosts(text: str) -> int:
     """How many different hosts begin a line: `"nodea slots=1"`, `"h1 8 all.q@h1 UNDEFINED"`."""
     hosts = set()
     for line in text.splitlines():
-        words = line.partition("#")[0].split()
+        without_comment, _, _ = line.partition("#")
+        words = without_comment.split()
         hosts.update(words[:1])
     return len(hosts)
 
@@ -266,7 +297,7 @@ BATCH_SYSTEMS = (
     ),
     # LSF 10.1, bsub -n 3:
     #   LSB_MCPU_HOSTS="h1 2 h2 1 "   LSB_HOSTS="h1 h1 h2" (not where that would be too long)
-    #   LSB_DJOB_HOSTFILE=/home/user/.lsbatch/1700000000.1.hostfile, in which a host is once for each processor
+    #   LSB_DJOB_HOSTFILE=/home/user/.lsbatch/1.1.hostfile, with a host once for each processor
     BatchSystem(
         "LSF",
         "LSB_JOBID",

@@ -1,20 +1,22 @@
-"""`detect`: from the environment of one process to its `Placement`. Pure: it reads the mapping alone.
+"""`detect`: from the environment of one process to its `Placement`. Pure: it reads a mapping.
 
-the launcher that the user names (`named`)
-or the innermost one that claims the process (`order`), unless another one contradicts it
-(`conflicts`, `generic_vars`); below an outer distboot, only those that can be inside it (`outer`)
-or none: the process is alone, unless something is left over of a launcher (`left_over`)
-or shows other processes (`not_alone`)
+1. The launcher that the user names has started the process (`named`).
+2. Else it is the innermost one that claims the process (`order`); below an outer distboot, one that
+   can be inside it (`outer_distboot`). What contradicts it is refused (`conflicts`, `generic_vars`).
+3. Else the process is alone, unless something is left over of a launcher (`left_over`), or variables
+   show other processes (`not_alone`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import short_repr
 from . import inherited, left_over, outer_distboot
+from .claim import Claim
 from .env_reader import container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher
@@ -23,9 +25,9 @@ from .placement import NO_LAUNCHER, Placement
 from .readings import Environment, claimed, markers_present, read_placement
 
 NODE_LEVEL_HINT = (
-    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N "
-    "processes per node, or auto for as many as the platform says (else one per accelerator, or per "
-    "CPU if there are none), or 1 for a single process"
+    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, "
+    "with N processes per node, or auto for as many as the platform says "
+    "(else one per accelerator, or per CPU if there are none), or 1 for a single process"
 )
 
 
@@ -50,17 +52,20 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
         environ = dict(os.environ)  # each look at os.environ itself encodes a name
     environment = Environment.of(environ)
     option = "launcher"
+    name = launcher
     if launcher is None:
-        launcher = environ.get("DISTBOOT_LAUNCHER") or None
         option = "DISTBOOT_LAUNCHER"
-    if launcher is None:
+        name = environ.get(option) or None
+    if name is None:
         placement = _found(environment)
     else:
         from .named import named  # here and below: most processes need only some of these
 
-        placement = named(environment, launcher, f"{option}={short_repr(launcher)}")
-    if environment.outer.is_about(placement):
-        return environment.outer.merge(placement)
+        option = f"{option}={short_repr(name)}"
+        placement = named(environment, name, option)
+    outer = environment.outer
+    if outer.is_about(placement):
+        placement = outer.merge(placement)
     return placement
 
 
@@ -78,7 +83,8 @@ def refuse_unless_rank(placement: Placement) -> None:
 def _found(environment: Environment) -> Placement:
     """The placement by the innermost launcher, or of a process that is alone."""
     placement = _innermost(environment)
-    if not placement.has_launcher and _has_rank(environment.outer):
+    was_exported = _has_rank(environment.outer)
+    if was_exported and not placement.has_launcher:
         placement = _as_exported(environment)
     _refuse_signs(placement, environment.without_ours)
     return placement
@@ -97,34 +103,32 @@ def _innermost(environment: Environment) -> Placement:
         if placement is None:
             placement = claimed(launcher, environment.for_launcher(launcher))
         if placement is not None:
-            notes += _checked(launcher, placement, environment, launchers, candidates)
+            claim = Claim(
+                launcher,
+                placement,
+                environment,
+                launchers,
+                candidates,
+            )
+            checked = _checks()
+            notes += checked(claim)
             return _with_notes(placement, notes)
         notes += _notes_on_unclaimed(launcher, environment.without_ours)
     return _with_notes(_alone(launchers, environment.without_ours), notes)
 
 
+@cache
+def _checks() -> Callable[[Claim], list[str]]:
+    from .conflicts import checked  # here, as a process that is alone needs none
+
+    return checked
+
+
 def _with_notes(placement: Placement, notes: Sequence[str]) -> Placement:
     if not notes:
         return placement
-    return placement._replace(notes=(*placement.notes, *notes))
-
-
-def _checked(
-    launcher: Launcher,
-    placement: Placement,
-    environment: Environment,
-    launchers: Sequence[Launcher],
-    candidates: Sequence[Launcher],
-) -> list[str]:
-    """Refuse what contradicts the launcher that has claimed a process; notes on what is ignored."""
-    from . import conflicts, generic_vars
-
-    claim = conflicts.Claim(launcher, placement, environment, launchers, candidates)
-    if launcher.uses_daemons:
-        conflicts.refuse_other_daemons(claim)
-    if launcher.compared_with_nodes:
-        conflicts.refuse_other_nodes(claim)
-    return [*conflicts.notes_on_others(claim), *generic_vars.notes_on_generic(claim)]
+    all_notes = (*placement.notes, *notes)
+    return placement._replace(notes=all_notes)
 
 
 def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
@@ -132,11 +136,13 @@ def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[
     names = markers_present(launcher, environ)
     if not names:
         return []
-    if launcher.nodes is not None:
-        counts = {environ.get(name, "1") for name in launcher.markers}
-        if counts <= {"0", "1"}:  # a platform with one node has nothing to say
-            return []
-    return [f"{names} ignored: they are not about this very process"]
+    counts = {environ.get(name, "1") for name in launcher.markers}
+    has_one = counts <= {"0", "1"}
+    is_one_node = has_one and launcher.nodes is not None
+    if is_one_node:  # so that it has nothing to say
+        return []
+    note = f"{names} ignored: they are not about this very process"
+    return [note]
 
 
 def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placement:
@@ -150,11 +156,13 @@ def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placeme
 
 def _has_rank(outer: InheritedEnv) -> bool:
     """Whether an outer distboot has exported the rank of a process that is not alone."""
-    return not outer.launches and outer.fields.get("world_size", 1) != 1
+    world_size = outer.fields.get("world_size", 1)
+    has_others = world_size != 1
+    return has_others and not outer.launches
 
 
 def _as_exported(environment: Environment) -> Placement:
-    """The rank that an outer distboot has exported, in a container without its launcher's variables."""
+    """The rank that an outer distboot exported, in a container that has no other variables."""
     name = inherited.VARIABLE
     exported = {one: value for one, value in environment.whole.items() if one != name}
     placement = _innermost(Environment.of(exported))
@@ -171,19 +179,17 @@ def _as_exported(environment: Environment) -> Placement:
 
 
 def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse a process that is alone by its placement, or another node, if the rest contradicts it."""
+    """Refuse a process that is alone, or a node, if other variables contradict that."""
     launcher = LAUNCHERS[placement.launcher]
     is_alone = placement.world_size == 1 and placement.node_level is None
-    if not is_alone and launcher.nodes is not None:
-        from .not_alone import refuse_other_node
-
-        refuse_other_node(placement, environ, launcher.markers)
-    if not is_alone or not launcher.compared_with_signs:
+    check = launcher.compared_with_signs
+    if not is_alone:
+        check = launcher.nodes is not None
+    if not check:
         return
-    from . import signs
+    from . import not_alone
 
-    found = signs.signs(environ)
-    if found:
-        from .not_alone import not_alone
-
-        raise not_alone([*found, *signs.addresses(environ)], placement)
+    if is_alone:
+        not_alone.refuse_signs(placement, environ)
+    else:
+        not_alone.refuse_other_node(placement, environ, launcher.markers)

@@ -1,9 +1,9 @@
-"""`EnvReader`: how one launcher reads one environment. It gathers values, sources and *every* problem.
+"""`EnvReader`: reads one environment for one launcher. It gathers values and *every* problem.
 
-In the end `placement()` checks that the numbers fit together, derives what follows from them, finds the
-address of rank 0, and raises a single error when anything was wrong. Rank and size have to be there.
-What else is missing is None, and one note names it: a container has only the variables that were passed
-to it.
+In the end `placement()` checks that the numbers fit together, derives what follows from them, finds
+the address of rank 0, and raises a single error when anything was wrong. Rank and size have to be
+there. What else is missing is None, and one note names it: a container has only the variables that
+were passed to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from .placement import (
 T = TypeVar("T")
 
 _MOST_PROBLEMS = 20  # in one message
-_MISSING = " is missing"
 _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
     "world_size": parse_count,
     "local_world_size": parse_count,
@@ -44,23 +43,26 @@ _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
 }
 _REQUIRED = ("rank", "world_size")
 _REMEDY = (
-    "these variables come from the launcher; look for a script, image or shell that sets, clears or "
-    "leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
+    "these variables come from the launcher; look for a script, image or shell that sets, clears "
+    "or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
 )
 
 
 def variable(environ: Mapping[str, str], name: str) -> str:
     """`NAME='value'`, as error messages show it."""
-    return f"{name}={short_repr(environ[name])}"
+    value = environ[name]
+    return f"{name}={short_repr(value)}"
 
 
 def container_env_hint(*names: str) -> str:
     """How to pass these variables to a container."""
     options = " ".join(f"-e {name}" for name in names)
     values = ",".join(f"{name}=${name}" for name in names)
+    listed = ",".join(names)
     return (
-        f"docker run {options} (also podman run, enroot start), apptainer exec --env {values}, "
-        f"srun --container-env={','.join(names)} (pyxis)"
+        f"docker run {options} (also podman run, enroot start), "
+        f"apptainer exec --env {values}, "
+        f"srun --container-env={listed} (pyxis)"
     )
 
 
@@ -72,6 +74,7 @@ class EnvReader:
         environ: Mapping[str, str],
         launcher: str,
         in_order: tuple[str, ...],
+        instead: Mapping[str, str],
         *,
         nodes_are_hosts: bool,
     ) -> None:
@@ -79,15 +82,17 @@ class EnvReader:
         self.problems: list[str] = []  # sentences for people, each with the variable and its value
         self.notes: list[str] = []  # remarks for people
         self.absent: list[str] = []  # what this launcher sets for each process, and is not there
+        self._missing: list[str] = []  # what has to be there, and is not
         # Why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
         self.node_level: str | None = None
-        self.remedy = _REMEDY  # the hint of the error, when there are problems
+        self.remedy = ""  # the launcher's own hint of the error, when there are problems
         # The host of rank 0 by the launcher, and its source
         self.own_address: tuple[str, str] | None = None
         # A text that is the same for all ranks, and its source: a port is derived from it
         self.port_seed: tuple[str, str] | None = None
         self._launcher = launcher
         self._in_order = in_order
+        self._instead = instead
         self._nodes_are_hosts = nodes_are_hosts
         self._values: dict[str, Any] = {**dict.fromkeys(FIELDS), "launcher": launcher}
         self._sources: dict[str, str] = {}
@@ -100,13 +105,15 @@ class EnvReader:
             self._record(field, value, source)
 
     def _record(self, field: str, value: object, source: str) -> None:
-        if value is not None and self._values[field] is None:
+        is_new = self._values[field] is None
+        if is_new and value is not None:
             self._values[field] = value
             self._sources[field] = source
 
     def reject(self, name: str, cause: str) -> None:
         """Record a problem of variable `name`, with a cause that reads well after its value."""
-        self.problems.append(f"{variable(self.environ, name)} {cause}")
+        shown = variable(self.environ, name)
+        self.problems.append(f"{shown} {cause}")
 
     def number(self, field: str) -> int | None:
         """The number recorded for a field so far, or None."""
@@ -131,12 +138,22 @@ class EnvReader:
         return number
 
     def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
-        """Record the integers in these variables as `NUMBERS`, in their order; None: there is none."""
+        """Record the integers in these variables as `NUMBERS`, in order; None: no variable."""
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
             if name is None:
                 continue
-            if name in self.environ or name not in optional:
-                self.integer(name, field)
+            found = self.set_name(name)
+            may_miss = name in optional
+            if may_miss and found not in self.environ:
+                continue
+            self.integer(found, field)
+
+    def set_name(self, name: str) -> str:
+        """The variable, or the one that the launcher sets instead, if only that is there."""
+        instead = self._instead.get(name)
+        if instead is None:
+            return name
+        return self.first(name, instead)
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         """The text of a variable that the launcher always sets.
@@ -146,7 +163,8 @@ class EnvReader:
         text = self.environ.get(name)
         if text is None:
             if required:
-                self.problems.append(f"{name}{_MISSING}")
+                self._missing.append(name)
+                self.problems.append(f"{name} is missing")
             else:
                 self.absent.append(name)
         return text
@@ -159,7 +177,7 @@ class EnvReader:
         return names[0]
 
     def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
-        """The result of `reader` for its text; None, and a problem, for a ValueError with the cause."""
+        """The result of `reader` for its text; for a ValueError None, and a problem."""
         text = self.text(name, required=required)
         if text is None:
             return None
@@ -176,17 +194,21 @@ class EnvReader:
         return self.parsed(name, reader)
 
     def agree(self, name: str, other: object, source: str) -> None:
-        """Record a problem if variable `name` has a value other than `other`, which `source` has."""
-        text = self.environ.get(name)
-        if text is None or other is None:
+        """Record a problem if variable `name` contradicts `other`, the value of `source`."""
+        if other is None:
             return
-        if text != str(other):
-            self.reject(name, f"contradicts {source}={short_repr(str(other))}")
+        expected = str(other)
+        text = self.environ.get(name, expected)
+        if text != expected:
+            shown = short_repr(expected)
+            self.reject(name, f"contradicts {source}={shown}")
 
     def job_id(self, *names: str) -> None:
         """Take the job id from the first of these variables that is set and not empty."""
         for name in names:
-            self.put(name, job_id=self.environ.get(name) or None)
+            text = self.environ.get(name)
+            if text:
+                self._record("job_id", text, name)
 
     def take_own_address(self, name: str) -> int | None:
         """Take the host of rank 0 from a variable of the launcher; returns the port in it."""
@@ -214,7 +236,8 @@ class EnvReader:
             raise self._error()
         if self.absent:
             absent = ", ".join(self.absent)
-            self.notes.append(f"not set, so that what they say is unknown here: {absent}")
+            note = f"not set, so that what they say is unknown here: {absent}"
+            self.notes.append(note)
         sources = self._sources
         in_order = {field: sources[field] for field in FIELDS if field in sources}
         return Placement(
@@ -225,21 +248,29 @@ class EnvReader:
         )
 
     def _ignore_problems(self, first: int) -> None:
-        """Turn problems of the address into notes for a process that is alone: no other comes to it."""
-        for problem in self.problems[first:]:
-            self.notes.append(f"{problem}; ignored, as this process is alone")
+        """Turn problems of the address into notes, for a process that is alone."""
+        ignored = self.problems[first:]
         del self.problems[first:]
+        for problem in ignored:
+            note = f"{problem}; ignored, as this process is alone"
+            self.notes.append(note)
 
     def _check_numbers(self) -> None:
         numbers = [self._values[field] for field in NUMBERS]
-        self.problems += contradictions(numbers, self._in_order, self._describe)
+        found = contradictions(
+            numbers,
+            self._in_order,
+            self._describe,
+        )
+        self.problems += found
 
     def _describe(self, field: str) -> str:
         """The variable that a value came from, and the value."""
         source = self._sources[field]
+        value = self._values[field]
         if source in self.environ:
             return variable(self.environ, source)
-        return f"{field}={self._values[field]}"
+        return f"{field}={value}"
 
     def _derive_numbers(self) -> None:
         known = len(self._sources)
@@ -260,8 +291,8 @@ class EnvReader:
             source = "derived: the job has one node"
             self.put(source, node_rank=0, local_world_size=world_size, local_rank=rank)
         if nodes == world_size:
-            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be
-            # met.
+            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to
+            # be met.
             source = "derived: one process per node"
             self.put(source, node_rank=rank, local_rank=0, local_world_size=1)
         if len(self._sources) > known:
@@ -270,7 +301,8 @@ class EnvReader:
     def _locate_rank0(self) -> None:
         platform = recognise(self.environ)
         if platform is not None:
-            self._record("platform", platform.name, self.first(*platform.markers))
+            marker = self.first(*platform.markers)
+            self._record("platform", platform.name, marker)
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
             self._take_given_address()
@@ -280,15 +312,18 @@ class EnvReader:
             self._record("master_addr", host, source)
         elif platform is not None:
             self._take_platforms_address(platform)
-        if self.number("num_nodes") == 1:
-            self.put("loopback: the job has one node", master_addr="127.0.0.1")
+        nodes = self.number("num_nodes")
+        if nodes == 1:
+            source = "loopback: the job has one node"
+            self._record("master_addr", "127.0.0.1", source)
 
     def _take_given_address(self) -> None:
         address = self.parsed("MASTER_ADDR", parse_address)
         if address is None:
             return
         host, port = address
-        if self._nodes_are_hosts and self._spans_nodes() and is_loopback(host):
+        spans_hosts = self._nodes_are_hosts and self._spans_nodes()
+        if spans_hosts and is_loopback(host):
             self.reject(
                 "MASTER_ADDR",
                 "is a loopback address, and there are several nodes: the others would connect to "
@@ -299,7 +334,9 @@ class EnvReader:
         self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
 
     def _take_platforms_address(self, platform: Platform) -> None:
-        if self.number("world_size") == 1 or self.environ.get(platform.silenced_by) == "true":
+        is_silenced = self.environ.get(platform.silenced_by) == "true"
+        is_single = self.number("world_size") == 1
+        if is_silenced or is_single:
             return
         reader: Callable[[str], Any] = parse_address
         if platform.lists_hosts:
@@ -310,22 +347,29 @@ class EnvReader:
             if parts is None:
                 continue
             last = name
-            if not is_loopback(parts[0]):
-                self._record("master_addr", parts[0], name)
+            host = parts[0]
+            if not is_loopback(host):
+                self._record("master_addr", host, name)
         # Localhost is Azure ML's way to say that there is one node
-        if last and not self._spans_nodes():
+        spans_nodes = self._spans_nodes()
+        if last and not spans_nodes:
             self._record("master_addr", "127.0.0.1", last)
 
     def _find_port(self) -> None:
-        if "MASTER_PORT" in self.environ:
-            self.put("MASTER_PORT", master_port=self.parsed("MASTER_PORT", parse_port))
+        name = "MASTER_PORT"
+        if name in self.environ:
+            port = self.parsed(name, parse_port)
+            self._record("master_port", port, name)
             return
         seed = self.port_seed
-        if self._values["job_id"] is not None:
-            seed = (self._values["job_id"], self._sources["job_id"])
-        if seed is not None:
-            text, source = seed
-            self.put(f"derived from {source}", master_port=derived_port(text))
+        job_id = self._values["job_id"]
+        if job_id is not None:
+            seed = (job_id, self._sources["job_id"])
+        if seed is None:
+            return
+        text, source = seed
+        port = derived_port(text)
+        self._record("master_port", port, f"derived from {source}")
 
     def _spans_nodes(self) -> bool:
         nodes = self.number("num_nodes")
@@ -347,23 +391,25 @@ class EnvReader:
     def _report(self) -> str:
         head = f"launcher {self._launcher!r}:"
         count = len(self.problems)
+        shown = self.problems[:_MOST_PROBLEMS]
+        more = count - len(shown)
         if count == 1:
-            return f"{head} {self.problems[0]}"
-        lines = [f"{head} {count} problems:", *self.problems[:_MOST_PROBLEMS]]
-        if count > _MOST_PROBLEMS:
-            lines.append(f"and {count - _MOST_PROBLEMS} more")
+            return f"{head} {shown[0]}"
+        lines = [f"{head} {count} problems:", *shown]
+        if more:
+            lines.append(f"and {more} more")
         return "\n  ".join(lines)
 
     def _remedy(self) -> str:
-        if all(problem.startswith("MASTER_") for problem in self.problems):
+        of_address = [problem for problem in self.problems if problem.startswith("MASTER_")]
+        if len(of_address) == len(self.problems):
             return (
                 "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, "
                 "or clear them"
             )
-        missing = []
-        for problem in self.problems:
-            if problem.endswith(_MISSING):
-                missing.append(problem.removesuffix(_MISSING))
-        if missing and self.remedy == _REMEDY:
-            return f"to pass it to a container: {container_env_hint(*missing)}; else {_REMEDY}"
-        return self.remedy
+        if self.remedy:
+            return self.remedy
+        if not self._missing:
+            return _REMEDY
+        to_container = container_env_hint(*self._missing)
+        return f"to pass it to a container: {to_container}; else {_REMEDY}"

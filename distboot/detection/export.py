@@ -50,7 +50,8 @@ def variables(
     for name, value in exports.items():
         if value is not None and without_ours.get(name) != value:
             changed.append(name)
-    # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
+    # What the wrapper has exported for the framework of the script stays, and is to be known as
+    # ours.
     all_others = {
         **outer.framework_vars(environ),
         **others,
@@ -93,7 +94,8 @@ def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[s
     marks = {}
     for launcher in related(environ):
         mark = launcher.own_mark
-        if mark in environ and launcher.name != placement.launcher:
+        is_own = launcher.name == placement.launcher
+        if mark in environ and not is_own:
             marks[mark] = environ[mark]
     return marks
 
@@ -101,8 +103,8 @@ def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[s
 def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
     """TF_CONFIG, if it has to be changed.
 
-    It is not one of distboot's own: it stays the launcher's, as which a distboot below this one is to
-    read it.
+    It is not one of distboot's own: it stays the launcher's, as which a distboot below this one is
+    to read it.
     """
     if "TF_CONFIG" not in environ:
         return {}
@@ -112,22 +114,26 @@ def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict[str, str | None]:
-    """The variables of this one process, to be cleared, but for those of RANK and its like in `kept`."""
+    """The variables of this one process, to be cleared, but for those in `kept`."""
     without_ours, _ = inherited.strip(environ)
-    names = [name for name in environ if name not in without_ours]
-    names += [name for name in VARIABLES.values() if name not in kept]
-    names.append("DISTBOOT_LAUNCHER")
-    patterns = [one.of_one_process for one in related(environ) if one.of_one_process]
-    if patterns:
-        names += filter(re.compile("|".join(patterns)).match, environ)
-    return dict.fromkeys(names)
+    cleared = {*VARIABLES.values()} - {*kept}
+    cleared.add("DISTBOOT_LAUNCHER")
+    cleared |= environ.keys() - without_ours.keys()
+    for launcher in related(environ):
+        pattern = re.compile(launcher.of_one_process or "$")
+        found = filter(pattern.match, environ)
+        cleared.update(found)
+    return dict.fromkeys(sorted(cleared))
 
 
 def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for all ranks: without the variables that make each of them this one process."""
-    base = merged(of_one_process(environ), environ)
+    """The environment for all ranks, without the variables of this one process."""
+    cleared = of_one_process(environ)
+    base = merged(cleared, environ)
+    own = (*RANK, "TF_CONFIG")
     for name in list(base):
-        if name in RANK or name == "TF_CONFIG" or name.startswith(_OF_NODES):
+        is_of_nodes = name.startswith(_OF_NODES)
+        if is_of_nodes or name in own:
             del base[name]
     return base
 
@@ -135,12 +141,12 @@ def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def for_launcher(
     placement: Placement, environ: Mapping[str, str], *, together: bool
 ) -> dict[str, str | None]:
-    """The variables to set where the wrapper's command is a launcher, whose ranks are another job's.
+    """The variables to set where the wrapper's command is a launcher of another job.
 
-    RANK and its like of this process would be wrong in all of them, and stay with launchers that set
-    no such names: so they are cleared, also those of a user; and so is what else the outer launcher
-    has set for this process alone, as some inner ones read it, and none sets all of it. `together`:
-    the launchers on all nodes start one job, which has these nodes.
+    RANK and its like of this process would be wrong in all of them, and stay with launchers that
+    set no such names: so they are cleared, also those of a user; and so is what else the outer
+    launcher has set for this process alone, as some inner ones read it, and none sets all of it.
+    `together`: the launchers on all nodes start one job, which has these nodes.
     """
     kept: tuple[str, ...] = ()
     if placement.world_size == 1:  # then they are about the other job
@@ -161,8 +167,13 @@ def thread_variables(placement: Placement, environ: Mapping[str, str]) -> dict[s
 
 def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
     """A copy of `environ` with the exports in it, for a child process."""
-    both = {**environ, **exports}
-    return {name: value for name, value in both.items() if value is not None}
+    both = dict(environ)
+    for name, value in exports.items():
+        if value is None:
+            both.pop(name, None)
+        else:
+            both[name] = value
+    return both
 
 
 def require_master(placement: Placement) -> Placement:
@@ -201,11 +212,14 @@ def _no_address(placement: Placement) -> DistbootError:
 
 
 def _size_of_job(placement: Placement) -> str:
-    """`"launcher 'openmpi' started 2 processes"`, or `"WORLD_SIZE=2"`, which a person may have set."""
+    """`"launcher 'openmpi' started 2 processes"`, or `"WORLD_SIZE=2"`, which a person may set."""
+    name = placement.launcher
+    count = placement.world_size
     source = placement.sources.get("world_size", "")
-    if LAUNCHERS[placement.launcher].generic_names and source == VARIABLES["world_size"]:
-        return f"{source}={placement.world_size}"
-    text = f"launcher {placement.launcher!r} started {placement.world_size} processes"
+    is_generic = source == VARIABLES["world_size"]
+    if is_generic and LAUNCHERS[name].generic_names:
+        return f"{source}={count}"
+    text = f"launcher {name!r} started {count} processes"
     if placement.num_nodes is not None:
         text += " on several nodes"
     return text

@@ -1,7 +1,8 @@
 """`detect_here`: what an environment proves on this very host, which no other module asks.
 
-`detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no launcher
-numbers the process, that decides whether it is alone: `init`, the wrapper and all commands ask here.
+`detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no
+launcher numbers the process, that decides whether it is alone: `init`, the wrapper and all commands
+ask here.
 """
 
 from __future__ import annotations
@@ -46,17 +47,31 @@ def detect_here(
     is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
     if placement.has_launcher or is_named:
         return placement
-    from . import not_alone, signs  # here, as the ranks of most jobs need none
+    others = _other_hosts(
+        environ,
+        look_up or _look_up,
+        is_own or _is_own,
+    )
+    if others:
+        from .not_alone import not_alone
+
+        raise not_alone(others, placement)
+    return placement
+
+
+def _other_hosts(
+    environ: Mapping[str, str], look_up: LookUp, is_own: Callable[[str], bool]
+) -> list[Sign]:
+    """The variables with an address of rank 0 on another host."""
+    from . import signs  # here, as the ranks of most jobs need none
 
     others = []
     without_ours, _ = inherited.strip(environ)
     for sign in signs.addresses(without_ours):
-        other = _of_other_host(sign, look_up or _look_up, is_own or _is_own)
+        other = _of_other_host(sign, look_up, is_own)
         if other is not None:
             others.append(other)
-    if others:
-        raise not_alone.not_alone(others, placement)
-    return placement
+    return others
 
 
 def refuse_not_alone(environ: Mapping[str, str]) -> None:
@@ -64,35 +79,49 @@ def refuse_not_alone(environ: Mapping[str, str]) -> None:
     try:
         detect_here(environ)
     except DistbootError as error:
-        if error.code == "not-alone":
-            raise
+        is_other = error.code != "not-alone"
+        if is_other:
+            return
+        raise
 
 
 def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -> Sign | None:
     """The sign, with how its host differs from this one; None: it is this host."""
     if is_own(sign.host):
         return None
+    others: list[str] = []
     try:
         found = look_up(sign.host)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return sign._replace(meaning=f"{sign.meaning} does not resolve on this host ({why})")
-    others = []
+        return _meaning(sign, f"does not resolve on this host ({why})")
     for address in found:
-        if not is_loopback(address) and not is_own(address):
+        is_here = is_loopback(address) or is_own(address)
+        if not is_here:
             others.append(address)
     if not others:
         return None
-    what = f"resolves to another host, {', '.join(others[:3])}"
     if others == [sign.host]:
-        what = "is not an address of this host"
-    return sign._replace(meaning=f"{sign.meaning} {what}")
+        return _meaning(sign, "is not an address of this host")
+    listed = ", ".join(others[:3])
+    return _meaning(sign, f"resolves to another host, {listed}")
+
+
+def _meaning(sign: Sign, what: str) -> Sign:
+    """The sign with what is wrong with its address."""
+    before = sign.meaning
+    meaning = f"{before} {what}"
+    return sign._replace(meaning=meaning)
 
 
 def _look_up(name: str) -> list[str]:
     from ..host import network  # here, as most starts need no sockets
 
-    return [str(address[0]) for _, address in network.look_up(name, None, _LIMIT)]
+    addresses = []
+    for _, address in network.look_up(name, None, _LIMIT):
+        host = str(address[0])
+        addresses.append(host)
+    return addresses
 
 
 def _is_own(host: str) -> bool:

@@ -1,16 +1,17 @@
-"""`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has found and exported.
+"""`DISTBOOT_PLACEMENT`: what an outer distboot (wrapper, `init`, `distboot env`) has exported.
 
-Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. An
-example, in which JOB is launcher=openmpi,rank=3,world_size=4:
+Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set.
+An example, in which JOB is launcher=openmpi,rank=3,world_size=4:
   JOB,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
 What only one framework reads stands there with a digest of its value:
   JOB,exported=RANK+HOROVOD_RANK:6dd28e9b
-A process of the same launcher, job and rank uses what was found. A process of an inner launcher (mpirun
-below the wrapper) ignores everything that distboot exported for the outer one. Which launcher that is:
-- one whose variables were not there when the outer distboot looked (`seen`) has started this process
-  since;
-- a variable with the value that distboot exported is distboot's, but not where its launcher sets all
-  variables again, which one shows that distboot does not export (`Launcher.own_mark`).
+A process of the same launcher, job and rank uses what was found. A process of an inner launcher
+(mpirun below the wrapper) ignores everything that distboot exported for the outer one. Which
+launcher that is:
+- one whose variables were not there when the outer distboot looked (`seen`) has started this
+  process since;
+- a variable with the value that distboot exported is distboot's, but not where its launcher sets
+  all variables again, which one shows that distboot does not export (`Launcher.own_mark`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _list_of(one: str) -> str:
     return rf"(?:{one}(?:\+{one})*)?"
 
 
-# What `encode` writes, in its order. One match reads all of it, as each process of a job does several times.
+# What `encode` writes, in its order. One match reads all of it, as each process of a job does
+# several times.
 _NUMBER = "[0-9]{1,8}"
 _NAME = "[A-Za-z][A-Za-z0-9_]{0,99}"
 _DIGESTS = "(?:[0-9a-f]{8}){1,2}"  # of one process, and of the job
@@ -63,6 +65,9 @@ _FORM = re.compile(
 )
 
 
+_JOINED = re.compile(r"(?<=,)joined=[^,]*,")
+
+
 class InheritedEnv(NamedTuple):
     """What `DISTBOOT_PLACEMENT` says; all is empty where it is not set."""
 
@@ -72,23 +77,28 @@ class InheritedEnv(NamedTuple):
     others: Mapping[str, str] = {}  # its other variables, with the digests of their values
     joined: int = 0  # id of the process that has joined the job as this rank with `init`, or 0
     met: bool = False  # whether the ranks of the job have met already
-    # All launchers whose variables were there, also those further out, with `identity` of what each said.
+    # All launchers whose variables were there, also those further out, with `identity` of what each
+    # said.
     seen: Mapping[str, str] = {}
     # Whether it was written for a launcher, so that no process is this rank any more
     launches: bool = False
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
-        if self.launches:
+        if self.launches or not self.fields:
             return False
+        known = self.fields
         for field in _IDENTITY:
-            if self.fields.get(field) != getattr(placement, field):
+            own = getattr(placement, field)
+            if own != known[field]:
                 return False
         for field in LEFT_OPEN:
-            number = getattr(placement, field)
-            if number is not None and number != self.fields.get(field):
+            own = getattr(placement, field)
+            possible = (None, known.get(field))
+            if own not in possible:
                 return False
-        return self.job == digest(placement.job_id)
+        job = digest(placement.job_id)
+        return self.job == job
 
     def is_new(self, launcher: str, identity: str) -> bool:
         """Whether the numbers of a launcher are those of another process than before.
@@ -96,38 +106,42 @@ class InheritedEnv(NamedTuple):
         A container may lack the variable of the job.
         """
         before = self.seen.get(launcher, "")
-        if identity[:8] != before[:8]:
+        own = identity[:8]
+        if own != before[:8]:
             return True
-        if "" in (identity[8:], before[8:]):
-            return False
-        return identity != before
+        jobs = {identity[8:], before[8:]}
+        both_known = "" not in jobs
+        return both_known and len(jobs) > 1
 
     def merge(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
         new = {}
         for field, value in self.fields.items():
-            if getattr(placement, field) == value:
-                continue
+            source = placement.sources.get(field, "")
             # An address or a port that is in the environment all the same was set after distboot
             # exported its own.
-            if placement.sources.get(field, "") != VARIABLES.get(field):
+            is_set_since = source == VARIABLES.get(field)
+            if not is_set_since:
                 new[field] = value
-        if not new:
-            return placement
         return placement.with_fields(VARIABLE, new)
 
     def framework_vars(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those of `others` that are as distboot exported them."""
         same = {}
         for name, known in self.others.items():
-            if name in environ and digest(environ[name]) == known:
-                same[name] = environ[name]
+            value = environ.get(name)
+            now = digest(value)
+            if value is not None and now == known:
+                same[name] = value
         return same
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` without its `framework_vars`."""
+        rest = dict(environ)
         same = self.framework_vars(environ)
-        return {name: value for name, value in environ.items() if name not in same}
+        for name in same:
+            del rest[name]
+        return rest
 
 
 _NOTHING = InheritedEnv()
@@ -143,7 +157,7 @@ def encode(
     seen: Mapping[str, str] = {},
     launches: bool = False,
 ) -> str:
-    """The value of `DISTBOOT_PLACEMENT`, in characters that need no quoting in a shell or an env file.
+    """The value of `DISTBOOT_PLACEMENT`, in characters that no shell or env file has to quote.
 
     The arguments are as in `InheritedEnv`, but `others` has the values themselves.
     """
@@ -152,19 +166,26 @@ def encode(
         value = getattr(placement, field)
         if value is not None:
             words.append(f"{field}={value}")
-    if placement.job_id is not None:
-        words.append(f"job={digest(placement.job_id)}")
-    for name, flag in zip(_FLAGS, (joined, met, launches), strict=True):
-        if flag:
-            words.append(f"{name}={int(flag)}")
+    job = digest(placement.job_id)
+    if job:
+        words.append(f"job={job}")
+    flags = (joined, met, launches)
+    for name, flag in zip(_FLAGS, flags, strict=True):
+        number = int(flag)
+        if number:
+            words.append(f"{name}={number}")
     if seen:
-        words.append("seen=" + "+".join(map(":".join, seen.items())))
-    digests = (f"{name}:{digest(value)}" for name, value in others.items())
-    return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
+        launchers = map(":".join, seen.items())
+        words.append("seen=" + "+".join(launchers))
+    names = list(exported)
+    for name, value in others.items():
+        names.append(f"{name}:{digest(value)}")
+    words.append("exported=" + "+".join(names))
+    return ",".join(words)
 
 
 def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
-    """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`."""
+    """`environ` without what an outer distboot exported, and what `DISTBOOT_PLACEMENT` has."""
     if VARIABLE not in environ:
         return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
@@ -180,36 +201,42 @@ def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
     for field, name in VARIABLES.items():
         if name not in outer.exported:
             continue
-        value = outer.fields.get(field)
+        now = environ.get(name)
         # What was exported without being a field is the launcher's own variable under another name.
-        if value is None or environ.get(name) == str(value):
+        exported = outer.fields.get(field, now)
+        if str(exported) == str(now):
             unchanged.add(name)
-    if _NUMBERED & outer.exported - unchanged:
+    changed = outer.exported - unchanged
+    if changed & _NUMBERED:
         # A launcher without variables of its own has started processes and numbered them. The place
         # of our one process is not theirs; the address may be: such launchers often leave it to the
         # environment.
-        unchanged -= {*_NUMBERED, "MASTER_ADDR", "MASTER_PORT"}
+        unchanged -= _NUMBERED
+        unchanged -= {"MASTER_ADDR", "MASTER_PORT"}
     return unchanged
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     """What an outer distboot has said of this very process, whose placement it is."""
     _, outer = strip(environ)
-    if outer.is_about(placement):
-        return outer
-    return _NOTHING
+    is_same = outer.is_about(placement)
+    if not is_same:
+        return _NOTHING
+    return outer
 
 
 def after_close(text: str) -> str:
     """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
-    return ",".join(word for word in text.split(",") if not word.startswith("joined="))
+    return _JOINED.sub("", text)
 
 
 def digest(job_id: str | None) -> str:
     """Eight hex digits that stand for a job id; empty for None."""
     if job_id is None:
         return ""
-    return f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
+    data = job_id.encode(errors="surrogatepass")
+    number = zlib.crc32(data)
+    return f"{number:08x}"
 
 
 @lru_cache  # a process asks for it some eight times while it starts
@@ -218,10 +245,18 @@ def _decode(text: str) -> InheritedEnv:
     if match is None:
         raise _foreign(text)
     words = match.groupdict("")
-    fields: dict[str, int | str] = {name: words[name] for name in _TEXTS if words[name]}
-    numbers = {name: int(words[name]) for name in _NUMBERS if words[name]}
-    if not _is_possible(numbers, words["master_addr"]):
+    fields: dict[str, int | str] = {}
+    numbers = {}
+    for name in _TEXTS:
+        fields[name] = words[name]
+    for name in _NUMBERS:
+        if words[name]:
+            numbers[name] = int(words[name])
+    host = words["master_addr"]
+    if not _is_possible(numbers, host):
         raise _foreign(text)
+    if not host:
+        del fields["master_addr"]
     fields.update(numbers)
     return InheritedEnv(
         fields=fields,
@@ -245,9 +280,8 @@ def _foreign(text: str) -> DistbootError:
 
 def _split(listed: str) -> list[str]:
     """`"RANK+WORLD_SIZE"` -> `["RANK", "WORLD_SIZE"]`."""
-    if not listed:
-        return []
-    return listed.split("+")
+    found = listed.split("+")
+    return list(filter(None, found))
 
 
 def _pairs(listed: str) -> dict[str, str]:
@@ -260,16 +294,22 @@ def _pairs(listed: str) -> dict[str, str]:
 
 
 def _is_possible(numbers: Mapping[str, int], host: str) -> bool:
-    """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
+    """Whether a placement can have these fields: a user may have written the variable."""
     world_size = numbers["world_size"]
     for index, size in SIZES.items():
-        if not numbers.get(index, 0) < numbers.get(size, world_size) <= world_size:
+        low = numbers.get(index, 0)
+        high = numbers.get(size, world_size)
+        possible = low < high <= world_size
+        if not possible:
             return False
-    if not 1 <= numbers.get("master_port", 1) <= 65535:
+    port = numbers.get("master_port", 1)
+    ports = range(1, 65536)
+    if port not in ports:
         return False
     if not host:
         return True
     try:
-        return parse_address(host)[0] == host
+        parsed, _ = parse_address(host)
     except ValueError:
         return False
+    return parsed == host

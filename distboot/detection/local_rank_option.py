@@ -1,10 +1,11 @@
-"""`--local_rank`, which `torch.distributed.launch` and DeepSpeed's launcher pass as the first argument.
+"""`--local_rank`, the first argument by `torch.distributed.launch` and DeepSpeed's launcher.
 
 Scripts written for them ask for it; scripts that were not end with "unrecognized arguments".
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 LOCAL_RANK = "--local_rank"  # DeepSpeed's spelling, and that of torch before 2.0
 _SPELLINGS = re.compile(r"--local[-_]rank")
 _NUMBER = re.compile(r"-?[0-9]+")
+_EMPTY_OR_NUMBER = re.compile(rf"({_NUMBER.pattern})?")
 
 
 class _Given(NamedTuple):
@@ -32,8 +34,10 @@ def with_local_rank(
 def without_local_rank(arguments: Sequence[str], name: str = LOCAL_RANK) -> list[str]:
     """The arguments of a script without the local rank, in whatever spelling."""
     rest = list(arguments)
-    for given in reversed(_given(arguments, name)):
-        del rest[given.places.start : given.places.stop]
+    given = _given(arguments, name)
+    for one in reversed(given):
+        places = one.places
+        del rest[places.start : places.stop]
     return rest
 
 
@@ -70,22 +74,25 @@ def empty_local_rank(arguments: Sequence[str]) -> str | None:
 def _given(arguments: Sequence[str], name: str = LOCAL_RANK) -> list[_Given]:
     """Each place of the option. What comes after "--" is the script's own."""
     found = []
-    for place, word in enumerate(arguments):
-        if word == "--":
-            break
+    own = list(itertools.takewhile(lambda word: word != "--", arguments))
+    for place, word in enumerate(own):
         option, equals, value = word.partition("=")
-        if option != name and not _SPELLINGS.fullmatch(option):
+        is_local_rank = option == name or _SPELLINGS.fullmatch(option)
+        if not is_local_rank:
             continue
-        if equals:
-            found.append(_Given(range(place, place + 1), value))
-        else:
-            found.append(_with_next_word(arguments, place))
+        given = _Given(range(place, place + 1), value)
+        if not equals:
+            given = _with_next_word(arguments, place)
+        found.append(given)
     return found
 
 
 def _with_next_word(arguments: Sequence[str], place: int) -> _Given:
     """The option in a word of its own, with the word after it if that is empty or a number."""
-    for value in arguments[place + 1 : place + 2]:
-        if value == "" or _NUMBER.fullmatch(value):
-            return _Given(range(place, place + 2), value)
-    return _Given(range(place, place + 1), "")
+    places = range(place, place + 1)
+    value = ""
+    for word in arguments[place + 1 : place + 2]:
+        if _EMPTY_OR_NUMBER.fullmatch(word):
+            places = range(place, place + 2)
+            value = word
+    return _Given(places, value)

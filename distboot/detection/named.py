@@ -7,10 +7,8 @@ import re
 from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import did_you_mean
 from .order import LAUNCHERS
-from .placement import NO_LAUNCHER, Placement
+from .placement import NO_LAUNCHER, OFF, Placement
 from .readings import Environment, read_placement
-
-OFF = "none"  # the name for a process that is alone, whatever its environment has
 
 
 def named(environment: Environment, name: str, option: str) -> Placement:

@@ -1,4 +1,4 @@
-"""A platform that starts one process on each node and numbers the nodes: a record, and what reads it.
+"""A platform that starts one process on each node and numbers the nodes.
 
 Several ranks per node are then the wrapper's to start (`--nproc-per-node`), and the platform's own
 count of processes or GPUs per node is its default. A platform whose count is 1, or one process of
@@ -60,21 +60,22 @@ class NodePlatform(NamedTuple):
     @property
     def markers(self) -> tuple[str, ...]:
         """The variables of which any one shows this platform."""
-        if self.marks:
-            return self.marks
-        return tuple(filter(None, (self.index_variable, self.count_variable)))
+        index = self.index_variable
+        count = self.count_variable
+        usual = tuple(filter(None, (index, count)))
+        return self.marks or usual
 
 
 def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
-    """Whether a platform started this process as one of several nodes, and nothing numbers processes."""
+    """Whether a platform started this process for a node, and nothing numbers processes."""
     names = environ.keys()
-    if names.isdisjoint(platform.markers):
+    is_absent = names.isdisjoint(platform.markers)
+    has_process = not names.isdisjoint(_OF_PROCESSES)
+    if is_absent or has_process:
         return False
-    if not names.isdisjoint(_OF_PROCESSES):
-        return False
-    if environ.get(platform.count_variable) != "1":
-        return True
-    return environ.get(platform.index_variable, "0") != "0"
+    count = environ.get(platform.count_variable)
+    index = environ.get(platform.index_variable, "0")
+    return (index, count) != ("0", "1")
 
 
 def read(platform: NodePlatform, reader: EnvReader) -> None:
@@ -103,25 +104,32 @@ def _count(platform: NodePlatform, reader: EnvReader) -> int | None:
 
 def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
     """Read where node 0 is, and at which port."""
-    if platform.address in reader.environ:
+    environ = reader.environ
+    if platform.address in environ:
         reader.take_own_address(platform.address)
-    if platform.hosts in reader.environ:
-        _read_hosts(platform, reader, nodes)
-    if platform.port in reader.environ and "MASTER_PORT" not in reader.environ:
-        reader.put(platform.port, master_port=reader.parsed(platform.port, parse_port))
+    hosts = reader.given(platform.hosts, parse_hosts)
+    if hosts:
+        _take_hosts(platform, reader, hosts, nodes)
+    has_port = "MASTER_PORT" in environ
+    if not has_port:
+        port = reader.given(platform.port, parse_port)
+        reader.put(platform.port, master_port=port)
     reader.port_seed = reader.own_address  # the same on all nodes
 
 
 def check_world_size(reader: EnvReader, nodes: int | None) -> None:
     """Refuse a WORLD_SIZE that cannot be that of so many nodes."""
-    if "WORLD_SIZE" not in reader.environ or not nodes:
+    name = "WORLD_SIZE"
+    if not nodes:
         return
-    ranks = reader.parsed("WORLD_SIZE", parse_number)
+    ranks = reader.given(name, parse_number)
     if ranks is None:
         return
-    if ranks == 0 or ranks % nodes != 0:
+    of_node, rest = divmod(ranks, nodes)
+    if of_node == 0 or rest != 0:
         source = reader.source("world_size")
-        reader.reject("WORLD_SIZE", f"is not a multiple of the {nodes} nodes of {source}")
+        why = f"is not a multiple of the {nodes} nodes of {source}"
+        reader.reject(name, why)
 
 
 def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
@@ -139,38 +147,48 @@ def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
 
 def _several_by(name: str, reader: EnvReader) -> str | None:
     """Why a node has several ranks by a variable that counts them; None: it has one."""
-    if reader.environ[name] in _SEVERAL:
-        return f"{variable(reader.environ, name)} asks for several processes on each node"
+    shown = variable(reader.environ, name)
+    word = reader.environ[name]
+    is_word = word in _SEVERAL
+    if is_word:
+        return f"{shown} asks for several processes on each node"
     count = reader.parsed(name, parse_number)
-    if count is not None and count <= 1:
+    if count in (0, 1):
         return None
-    return f"{variable(reader.environ, name)}, and one process was started on each node"
+    return f"{shown}, and one process was started on each node"
 
 
 def ranks_per_node(
     platforms: Iterable[NodePlatform], environ: Mapping[str, str]
 ) -> tuple[str, int] | None:
-    """The variable with the platform's number of ranks per node, and the number; None: there is none."""
+    """The variable with a platform's number of ranks per node, and the number; or None."""
     for platform in platforms:
-        if environ.keys().isdisjoint((*platform.markers, *platform.triggers)):
+        names = (*platform.markers, *platform.triggers)
+        if environ.keys().isdisjoint(names):
             continue
         for name in platform.per_node:
-            count = digits(environ.get(name, ""))
+            text = environ.get(name, "")
+            count = digits(text)
             if count:
                 return name, count
         if platform.one_rank:
-            return platform.index_variable, 1
+            index = platform.index_variable
+            return index, 1
     return None
 
 
-def _read_hosts(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
-    hosts = reader.parsed(platform.hosts, parse_hosts)
-    if not hosts:
-        return
+def _take_hosts(
+    platform: NodePlatform, reader: EnvReader, hosts: list[str], nodes: int | None
+) -> None:
+    """Take the address of node 0 from the list of all nodes."""
+    name = platform.hosts
+    count = len(hosts)
     twice = repeated_host(hosts)
     if twice is not None:
-        reader.reject(platform.hosts, f"names a host twice: {twice}")
-    elif nodes is not None and len(hosts) != nodes:
-        reader.reject(platform.hosts, f"does not name {platform.count_variable}={nodes} hosts")
+        reader.reject(name, f"names a host twice: {twice}")
+    elif nodes not in (None, count):
+        expected = f"{platform.count_variable}={nodes}"
+        reader.reject(name, f"does not name {expected} hosts")
     elif reader.own_address is None:
-        reader.own_address = (hosts[0], f"first host of {platform.hosts}")
+        source = f"first host of {name}"
+        reader.own_address = (hosts[0], source)

@@ -1,8 +1,8 @@
 """Whether the numbers of one process fit together.
 
-An unknown number takes part as NaN, with which every comparison is false: so a check that has nothing to
-compare finds nothing. And a number that is to count only in some case becomes NaN in all others, by
-adding `_ONLY_IF[case]`.
+An unknown number takes part as NaN, with which every comparison is false: so a check that has
+nothing to compare finds nothing. And a number that is to count only in some case becomes NaN in all
+others, by adding `_ONLY_IF[case]`.
 """
 
 from __future__ import annotations

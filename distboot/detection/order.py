@@ -1,17 +1,16 @@
 """Which launcher wins, and where its record is.
 
-The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
-has set is inherited by all processes alike and wrong for most of them. So launchers are asked in the
-order of `INNERMOST_FIRST`, and the first one that claims the process wins.
+The innermost launcher, the one that started this very process, owns its rank: what an outer
+launcher has set is inherited by all processes alike and wrong for most of them. So launchers are
+asked in the order of `INNERMOST_FIRST`, and the first one that claims the process wins.
 
 A launcher's file is loaded only where one of its variables is set: most processes load one or two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
@@ -23,20 +22,22 @@ from .node_platform import NodePlatform
 class Entry(NamedTuple):
     """A launcher in the order."""
 
-    name: str  # of its record, which is in the file of that name
-    # Variables with which the file is loaded: what comes before their first "_", or whole names where
-    # that is a common word
+    name: str  # of its record, in capital letters there
+    # Variables with which the file is loaded: what comes before their first "_", or whole names
+    # where that is a common word
     variables: tuple[str, ...]
-    file: str = ""  # if it is another one
+    file: str
 
 
-def _launcher(name: str, variables: str = "") -> Entry:
-    return Entry(name, tuple(variables.split()))
+def _launcher(name: str, variables: str) -> Entry:
+    names = variables.split()
+    return Entry(name, tuple(names), file=name)
 
 
 def _platform(name: str, variables: str) -> Entry:
     """A row of the table of platforms."""
-    return Entry(name, tuple(variables.split()), "platforms")
+    names = variables.split()
+    return Entry(name, tuple(names), file="platforms")
 
 
 INNERMOST_FIRST: tuple[Entry, ...] = (
@@ -55,8 +56,8 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
     _launcher("intelmpi", "I_MPI_HYDRA_UUID HYDRA"),
     _launcher("mvapich", "MV2"),
     _launcher("mpich", "MPI"),
-    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is asked
-    # after them.
+    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is
+    # asked after them.
     _launcher("flux", "FLUX"),
     _launcher("slurm", "SLURM"),
     _launcher("pals", "PALS"),
@@ -109,16 +110,17 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
 )
 
 _ENTRIES = {entry.name: entry for entry in INNERMOST_FIRST}
+_PLACES = {name: place for place, name in enumerate(_ENTRIES)}
 
-# `Entry.variables` -> the places in the order
-_PLACES: dict[str, list[int]] = {}
-for _place, _entry in enumerate(INNERMOST_FIRST):
+# `Entry.variables` -> the names of the launchers
+_BY_VARIABLE: dict[str, list[str]] = {}
+for _entry in INNERMOST_FIRST:
     for _variable in _entry.variables:
-        _PLACES.setdefault(_variable, []).append(_place)
+        _BY_VARIABLE.setdefault(_variable, []).append(_entry.name)
 
-# Of the names that have been looked up: marker or trigger -> the places of the launchers to ask, and
-# variable -> what it proves
-_ASKED: dict[str, set[int]] = {}
+# Of the variables that have been looked up: marker or trigger -> the names of the launchers to ask,
+# and variable -> what it proves, with its place in the order
+_ASKED: dict[str, set[str]] = {}
 _LEFT_OVERS: dict[str, tuple[int, LeftOver]] = {}
 _looked_up: set[str] = set()
 
@@ -126,8 +128,16 @@ _looked_up: set[str] = set()
 class _Launchers(Mapping[str, Launcher]):
     """The records by name, the innermost first, each loaded when it is asked for."""
 
+    def __init__(self) -> None:
+        self._loaded: dict[str, Launcher] = {}
+
     def __getitem__(self, name: str) -> Launcher:
-        return _load(_ENTRIES[name])
+        record = self._loaded.get(name)
+        if record is None:
+            entry = _ENTRIES[name]
+            record = _load(entry)
+            self._loaded[name] = record
+        return record
 
     def __iter__(self) -> Iterator[str]:
         return iter(_ENTRIES)
@@ -136,61 +146,79 @@ class _Launchers(Mapping[str, Launcher]):
         return len(_ENTRIES)
 
 
-LAUNCHERS = _Launchers()
-
-
-@cache
 def _load(entry: Entry) -> Launcher:
-    file = import_module(f".launchers.{entry.file or entry.name}", __package__)
+    file = import_module(f".launchers.{entry.file}", __package__)
     record: Launcher | NodePlatform = getattr(file, entry.name.upper())
     if isinstance(record, NodePlatform):
-        return of_platform(record)
+        record = of_platform(record)
     return record
 
 
-def related(environ: Mapping[str, str]) -> list[Launcher]:
+LAUNCHERS = _Launchers()
+
+
+def related(environ: Collection[str]) -> list[Launcher]:
     """The launchers that have any variable there, the innermost first."""
-    return [_load(entry) for entry in _entries(environ)]
+    families = {name.partition("_")[0] for name in environ}
+    keys = families.union(environ)
+    found = keys & _BY_VARIABLE.keys()
+    names: set[str] = set()
+    for key in found:
+        launchers = _BY_VARIABLE[key]
+        names.update(launchers)
+    return _in_order(names)
 
 
 def present(environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers that may have started a process with this environment, the innermost first."""
-    names = environ.keys()
-    new = names - _looked_up
+    variables = environ.keys()
+    new = variables - _looked_up
     if new:
         _look_up(new)
-    places: set[int] = set()
-    for name in names & _ASKED.keys():
-        places |= _ASKED[name]
-    return [_load(INNERMOST_FIRST[place]) for place in sorted(places)]
+    asked = variables & _ASKED.keys()
+    names: set[str] = set()
+    for variable in asked:
+        names |= _ASKED[variable]
+    return _in_order(names)
+
+
+def _in_order(names: Iterable[str]) -> list[Launcher]:
+    found = []
+    for name in sorted(names, key=_PLACES.__getitem__):
+        launcher = LAUNCHERS[name]
+        found.append(launcher)
+    return found
 
 
 def left_overs(environ: Mapping[str, str]) -> list[LeftOver]:
     """The variables there that prove a launcher, of the innermost first; after `present`."""
-    found = [_LEFT_OVERS[name] for name in environ.keys() & _LEFT_OVERS.keys()]
-    return [left_over for _, left_over in sorted(found)]
+    names = environ.keys() & _LEFT_OVERS.keys()
+    ordered = sorted(names, key=lambda name: _LEFT_OVERS[name][0])
+    found = []
+    for name in ordered:
+        _, left_over = _LEFT_OVERS[name]
+        found.append(left_over)
+    return found
 
 
-def _look_up(names: AbstractSet[str]) -> None:
-    for entry in _entries(names):
-        launcher = _load(entry)
-        place = INNERMOST_FIRST.index(entry)
-        for name in launcher.markers + launcher.triggers:
-            _ASKED.setdefault(name, set()).add(place)
+def _look_up(variables: AbstractSet[str]) -> None:
+    """Load the files of these variables."""
+    for launcher in related(variables):
+        place = 100 * _PLACES[launcher.name]
+        asked = launcher.markers + launcher.triggers
+        for name in asked:
+            names = _ASKED.setdefault(name, set())
+            names.add(launcher.name)
         for number, left_over in enumerate(launcher.left_over):
-            _LEFT_OVERS[left_over.name] = (100 * place + number, left_over)
-    _looked_up.update(names)
-
-
-def _entries(names: Iterable[str]) -> list[Entry]:
-    """The launchers whose files these variables load."""
-    keys = {name.partition("_")[0] for name in names}.union(names)
-    places: set[int] = set()
-    for key in keys & _PLACES.keys():
-        places.update(_PLACES[key])
-    return [INNERMOST_FIRST[place] for place in sorted(places)]
+            _LEFT_OVERS[left_over.name] = (place + number, left_over)
+    _looked_up.update(variables)
 
 
 def node_platforms(launchers: Iterable[Launcher]) -> list[NodePlatform]:
     """Those of these launchers that are platforms which number nodes."""
-    return [launcher.nodes for launcher in launchers if launcher.nodes is not None]
+    found = []
+    for launcher in launchers:
+        platform = launcher.nodes
+        if platform is not None:
+            found.append(platform)
+    return found

@@ -1,8 +1,8 @@
 """Below an outer distboot: which launchers may have started this process since.
 
-The outer distboot wrote down every launcher that had variables of its own, with a digest of what each
-of them set (`inherited`). A launcher that is not there, or has another digest now, has started this
-process below it.
+The outer distboot wrote down every launcher that had variables of its own, with a digest of what
+each of them set (`inherited`). A launcher that is not there, or has another digest now, has started
+this process below it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
 
     And with a digest of the job, where the launcher names it.
     """
-    return _traces(placements(Environment.of(environ), present(environ)))
+    environment = Environment.of(environ)
+    found = placements(environment, present(environ))
+    return _traces(found)
 
 
 def _traces(placements: Mapping[str, Placement]) -> dict[str, str]:
     found = {}
     for name, placement in placements.items():
         place = f"{placement.launcher}:{placement.rank}:{placement.world_size}"
-        found[name] = inherited.digest(place)
-        if placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS:
-            found[name] += inherited.digest(placement.job_id)
+        identity = inherited.digest(place)
+        source = placement.sources.get("job_id")
+        if source not in _JOB_IDS_OF_PLATFORMS:
+            identity += inherited.digest(placement.job_id)
+        found[name] = identity
     return found
 
 
@@ -42,26 +46,33 @@ def placements(environment: Environment, launchers: Sequence[Launcher]) -> dict[
     """The placement of each launcher that has variables of its own, and all that it needs."""
     found = {}
     for launcher in launchers:
+        name = launcher.name
         if launcher.generic_names:
             continue
-        placement = claimed_whole(launcher, environment.for_launcher(launcher))
+        environ = environment.for_launcher(launcher)
+        placement = claimed_whole(launcher, environ)
         if placement is not None:
-            found[launcher.name] = placement
+            found[name] = placement
     return found
 
 
 def candidates(
-    launchers: Sequence[Launcher], outer: InheritedEnv, found: Mapping[str, Placement]
+    launchers: Sequence[Launcher],
+    outer: InheritedEnv,
+    found: Mapping[str, Placement],
 ) -> Sequence[Launcher]:
     """Those that may have started this process; not those that are further out than the distboot.
 
     `found` has the placements of those that have variables of their own.
     """
-    new = set()
+    by_name = {launcher.name: launcher for launcher in launchers}
+    own = outer.fields["launcher"]
+    new = []
     for name, identity in _traces(found).items():
+        launcher = by_name[name]
         if outer.is_new(name, identity):
-            new.add(name)
-    if new:
-        return [launcher for launcher in launchers if launcher.name in new]
-    further_out = found.keys() - {outer.fields["launcher"]}
-    return [launcher for launcher in launchers if launcher.name not in further_out]
+            new.append(launcher)
+        if name != own:
+            del by_name[name]
+    others = list(by_name.values())
+    return new or others

@@ -1,11 +1,11 @@
 """Addresses, ports and lists of hosts, as people and launchers write them.
 
 `[v6]:port`, `v6`, `v4:port`, `host` and `host:port` are all read; of lists Slurm's compact ones
-(`rack[1-2]n[03-04,7]`, counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without scontrol:
-what `scontrol show hostnames` rejects is rejected, and so is what it reads in spite of a mistake
-(`n[1-3`, `a,,b`). Every failure is a ValueError whose text names the cause and reads well after
-"VARIABLE='value' ".
-Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in srun(1), and scontrol 22.05.
+(`rack[1-2]n[03-04,7]`, counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without
+scontrol: what `scontrol show hostnames` rejects is rejected, and so is what it reads in spite of a
+mistake (`n[1-3`, `a,,b`). Every failure is a ValueError whose text names the cause and reads well
+after "VARIABLE='value' ". Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in
+srun(1), and scontrol 22.05.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USUAL = re.compile(
     re.ASCII,
 )
 _LONGEST_USUAL = 200
-_LENGTHS_OF_LABELS = frozenset(range(1, 64))  # characters between the dots of a host name
+_MAY_BE_LOOPBACK = re.compile(r"127\.|0\.|.*:", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
@@ -41,36 +41,44 @@ _LONGEST_RANGE = 65536  # Slurm's own bound for one range
 _LONGEST_JSON = 1_000_000  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
+_WITH_BRACKETS = re.compile(rf"((?:{_NAME.pattern})?\[[0-9,-]+\])+", re.ASCII)
 _BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
 # One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
 _ITEM = re.compile(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:
-    """`(host, port)` of an address: the host without brackets, the port None where there is none."""
-    usual = _USUAL.fullmatch(text)
-    if usual is not None and len(text) <= _LONGEST_USUAL:
-        host, port = usual.groups()
-        if port is None:
-            return host, None
-        return host, int(port)
-    return _parse_unusual_address(text)
+    """`(host, port)` of an address: the host without brackets, the port None if there is none."""
+    usual = None
+    if len(text) <= _LONGEST_USUAL:
+        usual = _USUAL.fullmatch(text)
+    if usual is None:
+        return _parse_unusual_address(text)
+    host, port = usual.groups()
+    number = None
+    if port is not None:
+        number = int(port)
+    return host, number
 
 
 def _parse_unusual_address(text: str) -> tuple[str, int | None]:
     if "://" in text:
-        raise ValueError("is a URL, not an address" + _service_link(text))
+        service = _service_link(text)
+        raise ValueError(f"is a URL, not an address{service}")
     if text.startswith("["):
         return _bracketed(text)
-    if text.count(":") > 1:
+    colons = text.count(":")
+    if colons > 1:
         return _ipv6(text), None
-    host, colon, port = text.partition(":")
+    host, _, port = text.partition(":")
     host = _name_or_ipv4(host)
-    if not colon:
+    if colons == 0:
         return host, None
-    return host, parse_port(port)
+    number = parse_port(port)
+    return host, number
 
 
 def _bracketed(text: str) -> tuple[str, int | None]:
@@ -78,17 +86,22 @@ def _bracketed(text: str) -> tuple[str, int | None]:
     host, bracket, rest = text[1:].partition("]")
     if not bracket:
         raise ValueError("has a '[' without its ']'")
-    if not rest:
-        return _ipv6(host), None
-    if not rest.startswith(":"):
+    colon = rest[:1]
+    if colon not in ("", ":"):
         raise ValueError("has something other than ':port' after its ']'")
-    return _ipv6(host), parse_port(rest[1:])
+    address = _ipv6(host)
+    if not colon:
+        return address, None
+    port = parse_port(rest[1:])
+    return address, port
 
 
 def parse_number(text: str, least: int = 0) -> int:
     """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
-    if not _is_whole_number(text):
-        raise ValueError(_empty_or(text, f"is not a whole number of {least} or more"))
+    found = _WHOLE_NUMBER.fullmatch(text)
+    if found is None:
+        cause = f"is not a whole number of {least} or more"
+        raise ValueError(_empty_or(text, cause))
     number = int(text[:9])
     if number > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
@@ -96,18 +109,22 @@ def parse_number(text: str, least: int = 0) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A number of processes or nodes. A 0 is left to the reader, which knows what it contradicts."""
+    """A number of processes or nodes. The reader refuses a 0, with what it contradicts."""
     return parse_number(text, least=1)
 
 
 def parse_port(text: str) -> int:
     """A TCP port, 1 to 65535."""
     if "://" in text:
-        raise ValueError("is a URL, not a port" + _service_link(text))
-    if not _is_whole_number(text):
-        raise ValueError(_empty_or(text, "is not a port number", ": a port number is needed"))
+        service = _service_link(text)
+        raise ValueError(f"is a URL, not a port{service}")
+    found = _WHOLE_NUMBER.fullmatch(text)
+    if found is None:
+        needed = ": a port number is needed"
+        raise ValueError(_empty_or(text, "is not a port number", needed))
     port = int(text[:6])
-    if not 1 <= port <= 65535:
+    possible = range(1, 65536)
+    if port not in possible:
         raise ValueError("is not a port: ports are 1 to 65535")
     return port
 
@@ -121,12 +138,14 @@ def _empty_or(text: str, cause: str, needed: str = "") -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether a host can mean only "this machine itself"; the wildcard addresses reach it, too."""
-    if host.lower().rstrip(".") in _LOOPBACK_NAMES:
+    name = host.lower()
+    if name.rstrip(".") in _LOOPBACK_NAMES:
         return True
     if not is_address(host):
         return False
-    if ":" not in host:
-        return host.startswith(("127.", "0.")) and _is_loopback_address(host)
+    may_be = _MAY_BE_LOOPBACK.match(host)
+    if may_be is None:
+        return False
     return _is_loopback_address(host)
 
 
@@ -138,8 +157,10 @@ def _is_loopback_address(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return mapped.is_loopback or mapped.is_unspecified
+    mapped = getattr(address, "ipv4_mapped", None)
+    meant = mapped or address
+    is_wildcard = meant.is_unspecified
+    return meant.is_loopback or is_wildcard
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -155,27 +176,35 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _items(text: str) -> list[str]:
-    if "[" not in text:
+    """The items between the commas that are not in brackets."""
+    has_brackets = "[" in text
+    if not has_brackets:
         return text.split(",")
-    return _ITEM.findall(text + ",")
+    closed = text + ","
+    return _ITEM.findall(closed)
 
 
 def _expand(item: str, known: int) -> list[str]:
     """The host names of one item with brackets, of a list of which so many are known."""
-    # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last
-    # bracket.
-    *parts, rest = _BRACKETS.split(item)
-    plain = parts[::2]
-    is_hostlist = parts and not rest and all(map(_NAME.fullmatch, filter(None, plain)))
-    if not is_hostlist:
-        raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
+    if not _WITH_BRACKETS.fullmatch(item):
+        shown = short_repr(item)
+        raise ValueError(f"is not a hostlist: cannot read {shown}")
+    # Plain text at the even places, the inside of a bracket at the odd ones. The last text is
+    # empty.
+    parts = _BRACKETS.split(item)
+    plain = parts[:-1:2]
+    brackets = parts[1::2]
     pieces: list[list[str]] = []
-    for text, ranges in zip(plain, parts[1::2], strict=True):
-        pieces += [[text], _numbers(ranges)]
-        _refuse_too_many(known + math.prod(map(len, pieces)))
+    for text, ranges in zip(plain, brackets, strict=True):
+        numbers = _numbers(ranges)
+        pieces.append([text])
+        pieces.append(numbers)
+        count = math.prod(map(len, pieces))
+        _refuse_too_many(known + count)
     # Slurm's own order: the last bracket runs fastest, then the first, then the second.
     last = pieces.pop()
-    heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
+    pieces.reverse()
+    heads = ["".join(reversed(head)) for head in itertools.product(*pieces)]
     return [head + number for head in heads for number in last]
 
 
@@ -196,17 +225,21 @@ def expand_counts(text: str) -> list[int]:
 
 def parse_hosts(text: str) -> list[str]:
     """The hosts of a list with commas, blanks or line breaks: `"a,b c"` -> `["a", "b", "c"]`."""
-    if len(text) > _LONGEST_JSON:
-        raise ValueError(
-            f"has {len(text)} characters; the longest list that is read has {_LONGEST_JSON}"
-        )
+    length = len(text)
+    if length > _LONGEST_JSON:
+        longest = f"the longest list that is read has {_LONGEST_JSON}"
+        raise ValueError(f"has {length} characters; {longest}")
     words = text.replace(",", " ").split()
     if not words:
         raise ValueError("is empty: a list of hosts is needed")
+    hosts = []
     try:
-        return [parse_address(word)[0] for word in words]
+        for word in words:
+            host, _ = parse_address(word)
+            hosts.append(host)
     except ValueError as cause:
         raise ValueError(f"is not a list of hosts: one of them {cause}") from None
+    return hosts
 
 
 def repeated_host(hosts: Sequence[str]) -> str | None:
@@ -214,27 +247,35 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
 
     Loopback may be, for tries.
     """
-    seen = set()
+    seen: set[str] = set()
     for host in hosts:
         lower = host.lower()
-        if lower in seen and not is_loopback(host):
-            return host
+        is_new = lower not in seen
         seen.add(lower)
+        if is_new:
+            continue
+        is_here = is_loopback(host)
+        if not is_here:
+            return host
     return None
 
 
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
     hosts = _json(text)
-    if not isinstance(hosts, list) or not hosts:
+    if not isinstance(hosts, list):
+        raise ValueError(_NOT_JSON_HOSTS)  # noqa: TRY004 - of a text
+    kinds = set(map(type, hosts))
+    if kinds != {str}:
         raise ValueError(_NOT_JSON_HOSTS)
-    if not all(isinstance(host, str) for host in hosts):
-        raise ValueError(_NOT_JSON_HOSTS)
-    if len(set(hosts)) != len(hosts):
+    different = set(hosts)
+    if len(different) != len(hosts):
         raise ValueError("names a host twice")
     for host in hosts:
-        if not _NAME.fullmatch(host):
-            raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {short_repr(host)}")
+        is_name = _NAME.fullmatch(host)
+        if is_name is None:
+            shown = short_repr(host)
+            raise ValueError(f"{_NOT_JSON_HOSTS}: cannot read {shown}")
     return hosts
 
 
@@ -253,10 +294,6 @@ def _json(text: str) -> object:
         return None
 
 
-def _is_whole_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
-
-
 def _service_link(text: str) -> str:
     if not text.startswith(("tcp://", "udp://")):
         return ""
@@ -270,10 +307,13 @@ def _ipv6(host: str) -> str:
     import ipaddress
 
     address, percent, scope = host.partition("%")
-    if not percent or _SCOPE.fullmatch(scope):
+    is_scope = percent == "" or _SCOPE.fullmatch(scope)
+    if is_scope:
         with suppress(ValueError):
-            return str(ipaddress.IPv6Address(address)) + percent + scope
-    raise ValueError(f"is not an IPv6 address: {short_repr(host)} does not parse")
+            normal = str(ipaddress.IPv6Address(address))
+            return f"{normal}{percent}{scope}"
+    shown = short_repr(host)
+    raise ValueError(f"is not an IPv6 address: {shown} does not parse")
 
 
 def _name_or_ipv4(host: str) -> str:
@@ -284,8 +324,11 @@ def _name_or_ipv4(host: str) -> str:
     if is_address(host):
         raise ValueError("is not an IPv4 address")
     labels = host.removesuffix(".").split(".")
-    lengths = {len(label) for label in labels}
-    if not _HOST_NAME.fullmatch(host) or len(host) > 253 or not lengths <= _LENGTHS_OF_LABELS:
+    longest = max(map(len, labels))
+    shortest = min(map(len, labels))
+    is_name = _HOST_NAME.fullmatch(host) is not None
+    checks = (is_name, len(host) <= 253, shortest > 0, longest <= 63)
+    if not all(checks):
         raise ValueError("is not a host name")
     return host
 
@@ -321,5 +364,6 @@ def _range(item: str, known: int) -> list[str]:
 
 
 def _refuse_too_many(count: int) -> None:
-    if count > _MOST:
+    too_many = count > _MOST
+    if too_many:
         raise ValueError(f"names more than {_MOST} nodes")

@@ -1,7 +1,7 @@
 """`Placement`: what the environment of one process proves about its place in the job, with sources.
 
-And the platforms, one of which it may name. A platform owns the machines, and no rank; it may know the
-address of rank 0 and the job's id.
+And the platforms, one of which it may name. A platform owns the machines, and no rank; it may know
+the address of rank 0 and the job's id.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
+OFF = "none"  # what a user names for a process that is alone, whatever its environment has
 WRAPPER = "distboot"  # and of one that the wrapper of its node has started
 
 # What counts something, and up to what.
@@ -73,7 +74,7 @@ class Placement(NamedTuple):
 
     @property
     def who(self) -> str | None:
-        """This process as messages name it: "rank 3", "node 2" if it stands for one; None when it is alone."""
+        """This process as messages name it: "rank 3", or "node 2"; None when it is alone."""
         if self.world_size == 1:
             return None
         if self.node_level is None:
@@ -129,11 +130,10 @@ PLATFORMS = (
         name="azureml",
         title="Azure Machine Learning",
         markers=("AZUREML_RUN_ID", "AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"),
-        # AZ_BATCH_MASTER_NODE='10.0.0.4:6000'
-        # AZ_BATCHAI_MPI_MASTER_NODE='10.0.0.4' or 'localhost'
-        # Of AZ_BATCH_MASTER_NODE only the host is taken: "Do not use the port specified here for MPI
-        # or NCCL communication - it is reserved for the Azure Batch service". Neither exists in a
-        # single-node job.
+        # AZ_BATCH_MASTER_NODE='10.0.0.4:6000' AZ_BATCHAI_MPI_MASTER_NODE='10.0.0.4' or 'localhost'
+        # Of AZ_BATCH_MASTER_NODE only the host is taken: "Do not use the port specified here for
+        # MPI or NCCL communication - it is reserved for the Azure Batch service". Neither exists in
+        # a single-node job.
         addresses=("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"),
         job_id_variables=("AZUREML_RUN_ID",),
         source=(
@@ -145,8 +145,8 @@ PLATFORMS = (
         name="sagemaker",
         title="Amazon SageMaker",
         markers=("SM_HOSTS", "TRAINING_JOB_NAME"),
-        # SM_HOSTS='["algo-1","algo-2"]': mpirun starts the ranks in this order. With instance groups
-        # of several kinds the first host may be in a group that has no ranks.
+        # SM_HOSTS='["algo-1","algo-2"]': mpirun starts the ranks in this order. With instance
+        # groups of several kinds the first host may be in a group that has no ranks.
         addresses=("SM_HOSTS",),
         lists_hosts=True,
         silenced_by="SM_IS_HETERO",

@@ -22,7 +22,8 @@ class Environment(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Environment:
-        return cls(environ, *inherited.strip(environ))
+        without_ours, outer = inherited.strip(environ)
+        return cls(environ, without_ours, outer)
 
     def for_launcher(self, launcher: Launcher) -> Mapping[str, str]:
         """What a launcher is to read.
@@ -30,7 +31,8 @@ class Environment(NamedTuple):
         A launcher that has started processes below the outer distboot may have set the very values
         again: then they are its own.
         """
-        if launcher.own_mark not in self.without_ours:
+        mark = launcher.own_mark
+        if mark not in self.without_ours:
             return self.without_ours
         if launcher.sets_torch_vars:
             return self.whole
@@ -41,36 +43,32 @@ class Environment(NamedTuple):
 def read(launcher: Launcher, environ: Mapping[str, str]) -> EnvReader:
     """All values that a launcher has in an environment, unchecked."""
     reader = EnvReader(
-        environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts
+        environ,
+        launcher.name,
+        launcher.in_order,
+        launcher.instead,
+        nodes_are_hosts=launcher.nodes_are_hosts,
     )
-    names = launcher.numbers
-    if launcher.instead:
-        names = tuple(_or_instead(launcher, reader, name) for name in names)
-    reader.integers(*names, optional=launcher.optional)
+    reader.integers(*launcher.numbers, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
-        if name in environ:
-            number = reader.number(NUMBERS[launcher.numbers.index(own)])
-            reader.agree(name, number, str(_or_instead(launcher, reader, own)))
+        place = launcher.numbers.index(own)
+        number = reader.number(NUMBERS[place])
+        reader.agree(name, number, reader.set_name(own))
     reader.job_id(*launcher.job_id)
     return reader
 
 
-def _or_instead(launcher: Launcher, reader: EnvReader, name: str | None) -> str | None:
-    """A variable, or the one to read where it is missing."""
-    if name is None:
-        return None
-    return reader.first(name, launcher.instead.get(name, name))
-
-
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     """The placement of a process that a launcher started, by its claim or by the user's word."""
-    return read(launcher, environ).placement()
+    reader = read(launcher, environ)
+    return reader.placement()
 
 
 def claimed(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The placement of a process that a launcher started; None if it did not."""
-    if not launcher.claims(environ):
+    is_claimed = launcher.claims(environ)
+    if not is_claimed:
         return None
     return read_placement(launcher, environ)
 
@@ -78,13 +76,18 @@ def claimed(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
 def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """As `claimed`; None also if its variables are incomplete or contradictory."""
     try:
-        return claimed(launcher, environ)
+        placement = claimed(launcher, environ)
     except DistbootError:
         return None
+    return placement
 
 
 def markers_present(launcher: Launcher, environ: Mapping[str, str]) -> str:
-    """The launcher's markers that are set, for a note; empty for generic names (`generic_names`)."""
+    """The launcher's markers that are set, for a note; empty for generic names."""
+    found = []
+    for name in launcher.markers:
+        if name in environ:
+            found.append(name)
     if launcher.generic_names:
-        return ""
-    return ", ".join([name for name in launcher.markers if name in environ])
+        found = []
+    return ", ".join(found)

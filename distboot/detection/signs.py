@@ -1,16 +1,16 @@
-"""Which variables show other processes of the job, where no launcher numbers this one. Pure, as `detect` is.
+"""Which variables show other processes of the job, where no launcher numbers this one. Pure.
 
 A process is alone if nothing speaks against it. Four kinds of variables do, whatever their prefix:
-- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0 without
-  its count;
-- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix that
-  is not a number;
+- an index beside a count above 1 (`ACME_NODE_RANK=1`, `ACME_NUM_NODES=2`), and a rank above 0
+  without its count;
+- a number of processes or nodes above 1 (`NNODES=2`, `ACME_WORLD_SIZE=8`), or one without a prefix
+  that is not a number;
 - a list of several hosts (`ACME_WORKER_HOSTNAMES=10.0.0.4,10.0.0.5`);
-- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell whether
-  the address is its own: `addresses` lists those to ask about, and `here` asks.
-CI systems and job arrays number independent jobs in the same way. So an index counts only if it is one
-of a node, a worker, a task, a process or their like (not of a job, a shard, a step), or is called a
-rank; and the families of variables in `_INDEPENDENT` never count.
+- the address of another host as that of rank 0 (`MASTER_ADDR=10.0.0.4`). Only this host can tell
+  whether the address is its own: `addresses` lists those to ask about, and `here` asks.
+CI systems and job arrays number independent jobs in the same way. So an index counts only if it is
+one of a node, a worker, a task, a process or their like (not of a job, a shard, a step), or is
+called a rank; and the families of variables in `_INDEPENDENT` never count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..base.text import digits, short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
 
-# Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch systems, clusters of data
-# processing, databases. A launcher has a record of its own; an allocation has a warning (`allocation`).
+# Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch
+# systems, clusters of data processing, databases. A launcher has a record of its own; an allocation
+# has a warning (`allocation`).
 _INDEPENDENT = re.compile(
     r"(\w+_)??("
     # CI systems and tests
@@ -47,7 +48,8 @@ _NOUNS = (
 )
 _PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
 _SINGULARS = {"PROCESSES": "PROCESS"}  # those that do not just lose their S
-# Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process may have.
+# Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process
+# may have.
 _COUNTING_PLURALS = (
     *("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS"),
     *("PODS", "REPLICAS", "INSTANCES", "VMS"),
@@ -78,14 +80,16 @@ _COUNT = re.compile(
     rf"(?P<prefix>\w*?)(?:(?P<noun>{'|'.join(_COUNT_NOUNS)})|"
     rf"(?P<plural>{'|'.join(_COUNTING_PLURALS)})|SIZE|COUNT|CNT|TOTAL)"
 )
-# A number of these above 1 needs no index beside it. Not NUM_WORKERS, which data loaders have, nor NPROCS, of make.
+# A number of these above 1 needs no index beside it. Not NUM_WORKERS, which data loaders have, nor
+# NPROCS, of make.
 _SIZE = re.compile(
     r"(\w+_)?(WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM)|"
     r"(AZUREML_)?NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_PROCESSES|NUM_HOSTS|NUM_MACHINES|"
     r"DET_KUBERNETES_JOB_PARALLELISM"
 )
-# Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which may be "auto".
+# Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which
+# may be "auto".
 _PLAIN_SIZE = re.compile(
     r"WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM|NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_HOSTS|NUM_MACHINES"
@@ -105,7 +109,8 @@ _ADDRESS = re.compile(
     r"DET_CHIEF_IP|BEAKER_LEADER_REPLICA_HOSTNAME"
 )
 _URLS = ("INIT_METHOD", "DIST_URL")  # the ends of names of addresses that are URLs
-# AWS Neuron, "Multi-node training with JAX": "32,32" are the devices of two processes, "32" those of one.
+# AWS Neuron, "Multi-node training with JAX": "32,32" are the devices of two processes, "32" those
+# of one.
 _DEVICES = re.compile(r"NEURON_PJRT_PROCESSES_NUM_DEVICES")
 _AZUREML_TASK = re.compile(r"AZ_BATCHAI_TASK_INDEX")
 # With one of these words a name of any of these kinds ends; most names of an environment do not.
@@ -137,48 +142,80 @@ class Sign(NamedTuple):
     host: str = ""  # the one that they say is rank 0's, if any
 
     def __str__(self) -> str:
-        pairs = zip(self.variables, self.values, strict=True)
-        texts = [f"{name}={short_repr(value)}" for name, value in pairs]
-        return f"{', '.join(texts)}: {self.meaning}"
+        texts = []
+        for name, value in zip(self.variables, self.values, strict=True):
+            shown = short_repr(value)
+            texts.append(f"{name}={shown}")
+        listed = ", ".join(texts)
+        return f"{listed}: {self.meaning}"
 
 
 def names(environ: Iterable[str]) -> list[str]:
-    """The variables that may be a sign by their names, which scripts also write in small letters."""
-    return [name for name in environ if name.rpartition("_")[2] in _LAST_WORDS]
+    """The variables that may be a sign by their names, in capital or small letters."""
+    found = []
+    for name in environ:
+        last_word = name.rpartition("_")[2]
+        if last_word in _LAST_WORDS:
+            found.append(name)
+    return found
 
 
 def signs(environ: Mapping[str, str]) -> list[Sign]:
     """Everything in an environment that shows other processes, but for addresses."""
     present = _named(environ)
     found = list(_pairs(environ, present))
-    used = {name for sign in found for name in sign.variables}
+    used: set[str] = set()
+    for sign in found:
+        variables = sign.variables
+        used.update(variables)
     for name in present:
-        if name not in used:
-            found += _signs_of_one(name, environ[name])
+        is_used = name in used
+        if is_used:
+            continue
+        value = environ[name]
+        own = _signs_of_one(name, value)
+        found.extend(own)
     return found
 
 
 def _named(environ: Mapping[str, str]) -> list[str]:
     """The variables that may be a sign, without those of independent jobs."""
-    return [name for name in names(environ) if not _INDEPENDENT.match(name.upper())]
+    found = []
+    for name in names(environ):
+        upper = name.upper()
+        independent = _INDEPENDENT.match(upper)
+        is_sign = independent is None
+        if is_sign:
+            found.append(name)
+    return found
 
 
 def addresses(environ: Mapping[str, str]) -> list[Sign]:
     """The variables with an address of rank 0, each a sign if that is not this host."""
     found = []
-    for name in names(environ):
-        host = _host_of_rank0(name.upper(), environ[name].strip())
-        if host and not is_loopback(host):
-            found.append(Sign((name,), (environ[name],), "the address of rank 0", host))
+    meaning = "the address of rank 0"
+    for name in _named(environ):
+        value = environ[name]
+        stripped = value.strip()
+        host = _host_of_rank0(name.upper(), stripped)
+        is_here = host == "" or is_loopback(host)
+        if is_here:
+            continue
+        sign = Sign((name,), (value,), meaning, host)
+        found.append(sign)
     return found
 
 
 def _host_of_rank0(name: str, value: str) -> str:
     """The host in a variable that names that of rank 0; empty for any other variable."""
-    if not _ADDRESS.fullmatch(name) or _INDEPENDENT.match(name):
+    is_address = _ADDRESS.fullmatch(name) is not None
+    if not is_address:
         return ""
-    if name.endswith(_URLS) and not value.startswith("tcp://"):
-        return ""  # a file that all processes share
+    is_url = name.endswith(_URLS)
+    is_tcp = value.startswith("tcp://")
+    is_file = is_url and not is_tcp  # which all processes share
+    if is_file:
+        return ""
     return _host_of(value)
 
 
@@ -191,50 +228,70 @@ def other_nodes(
     prefix are compared elsewhere.
     """
     families = {name.partition("_")[0] for name in own}
-    for sign in _pairs(environ, _named(environ)):
-        index = _INDEX.fullmatch(sign.variables[0].upper())
+    present = _named(environ)
+    for sign in _pairs(environ, present):
+        variable = sign.variables[0].upper()
+        index = _INDEX.fullmatch(variable)
         assert index is not None
         prefix = index["prefix"]
-        if not prefix or prefix.partition("_")[0] in families:
+        family, _, _ = prefix.partition("_")
+        is_compared = prefix != "" and family not in families
+        if not is_compared:
             continue
-        if _contradicts(index, sign.values, placement):
+        contradicts = _contradicts(index, sign.values, placement)
+        if contradicts:
             return sign
     return None
 
 
 def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placement) -> bool:
     """Whether an index and a count are not those of this node, nor of a process on it."""
-    number = digits(values[0])
-    count = digits(values[1])
+    number, count = map(digits, values)
+    own = placement.rank
     nodes = placement.world_size
     if number is None or count is None:
         return False
     if not index["noun"]:  # ACME_RANK may be that of a process
-        return count % nodes != 0
-    if index["kind"] == "RANK":
-        return (number, count) != (placement.rank, nodes)
-    # An index may count from 1
-    return count != nodes or number not in (placement.rank, placement.rank + 1)
+        rest = count % nodes
+        return rest != 0
+    possible = [own, own + 1]  # an index may count from 1
+    is_rank = index["kind"] == "RANK"
+    if is_rank:
+        possible = [own]
+    same_index = number in possible
+    same_count = count == nodes
+    is_same = same_index and same_count
+    return not is_same
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:
     """An index and a count of one prefix: ACME_WORKER_INDEX and ACME_GROUP_SIZE."""
     counts = _counts(present)
-    if not counts:
-        return
     for name in present:
         index = _INDEX.fullmatch(name.upper())
         if index is None:
             continue
         count = _count_beside(index, counts)
-        if count is not None and _shows_several(index["kind"], environ[name], environ[count]):
-            values = (environ[name], environ[count])
-            yield Sign((name, count), values, f"one of several, by {name} and {count}")
+        if count is None:
+            continue
+        own = environ[name]
+        total = environ[count]
+        kind = index["kind"]
+        if _shows_several(kind, own, total):
+            meaning = f"one of several, by {name} and {count}"
+            yield Sign((name, count), (own, total), meaning)
 
 
-def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
-    """Prefix -> the count of that prefix; True: its name has what it counts."""
-    counts: dict[str, dict[bool, str]] = {}
+class _Counts(NamedTuple):
+    """The counts of one prefix."""
+
+    with_noun: list[str]  # the names that have what they count
+    others: list[str]
+
+
+def _counts(present: Iterable[str]) -> dict[str, _Counts]:
+    """By prefix."""
+    counts: dict[str, _Counts] = {}
     for name in present:
         count = _COUNT.fullmatch(name.upper())
         if count is None:
@@ -242,90 +299,97 @@ def _counts(present: Iterable[str]) -> dict[str, dict[bool, str]]:
         prefix = count["prefix"]
         plural = count["plural"]
         if plural is not None:
-            singular = _SINGULARS.get(plural) or plural.removesuffix("S")
+            singular = _SINGULARS.get(plural, plural.removesuffix("S"))
             prefix = f"{prefix}{singular}_"
-        counts.setdefault(prefix, {}).setdefault(count["noun"] is not None, name)
+        of_prefix = counts.setdefault(prefix, _Counts([], []))
+        if count["noun"] is None:
+            of_prefix.others.append(name)
+        else:
+            of_prefix.with_noun.append(name)
     return counts
 
 
-def _count_beside(index: re.Match[str], counts: Mapping[str, Mapping[bool, str]]) -> str | None:
-    """The count that belongs to an index; None: there is none, or it is that of independent jobs."""
+def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | None:
+    """The count that belongs to an index; None: there is none, or jobs are independent."""
     prefix = index["prefix"]
     noun = index["noun"] or ""
-    if not noun and _JOBS.search(prefix):
+    is_of_jobs = _JOBS.search(prefix) is not None
+    if is_of_jobs and not noun:
         return None
-    for each in (prefix, prefix + noun):
-        beside = counts.get(each, {})
-        if True in beside:
-            return beside[True]
-        if False in beside:
-            return _count_without_noun(index, beside[False])
-    return None
+    none = _Counts([], [])
+    with_noun = counts.get(prefix + noun, none)
+    beside = counts.get(prefix, with_noun)
+    others = [name for name in beside.others[:1] if _may_count(index, name)]
+    found = [*beside.with_noun, *others, None]
+    return found[0]
 
 
-def _count_without_noun(index: re.Match[str], count: str) -> str | None:
-    """Such a count, if the index has a noun or is a rank; not the size of what an id names.
+def _may_count(index: re.Match[str], count: str) -> bool:
+    """Whether a count without a noun belongs to an index: to one of nodes or processes, or a rank.
 
-    TASK_SIZE beside TASK_ID is the size of the task, and RANK_SIZE beside RANK_ID is the count of ranks.
+    TASK_SIZE beside TASK_ID is the size of the task, while RANK_SIZE beside RANK_ID is the number
+    of ranks.
     """
-    if not index["noun"] and index["kind"] != "RANK":
-        return None
-    if index["kind"] == "ID" and index["noun"] != "RANK_" and count.upper().endswith("SIZE"):
-        return None
-    return count
+    noun = index["noun"]
+    kind = index["kind"]
+    if not noun:
+        return kind == "RANK"
+    upper = count.upper()
+    is_size = upper.endswith("SIZE")
+    is_id = kind == "ID"
+    of_thing = is_id and is_size
+    of_ranks = noun == "RANK_"
+    return of_ranks or not of_thing
 
 
 def _shows_several(kind: str, index: str, count: str) -> bool:
-    """Whether an index and a count are not those of one process: 0 of 1, or 1 of 1 counted from 1."""
-    if kind == "ID" and _is_name(index, count):
+    """Whether an index and a count show several processes: not 0 of 1, nor 1 of 1."""
+    is_id = kind == "ID"
+    if is_id and _is_name(index, count):
         return False
-    if _significant(count) == "1":
-        return index.isdigit() and index not in ("0", "1")
-    return "" not in (count, index)
+    significant = _significant(count)
+    if significant == "1":
+        is_number = index.isdigit()
+        is_one = index in ("0", "1")
+        return is_number and not is_one
+    both = (count, index)
+    is_empty = "" in both
+    return not is_empty
 
 
 def _is_name(text: str, count: str) -> bool:
     """Whether an id is a name and not an index: `web.1`, or `12345` of `3`."""
     number = digits(text)
+    most = digits(count)
     if number is None:
         return True
-    most = digits(count)
     if not most:
         return False
-    return number > 10 * most
-
-
-def _is_above_0(text: str) -> bool:
-    return _significant(text) != ""
-
-
-def _is_above_1(text: str) -> bool:
-    return _significant(text) not in ("", "1")
-
-
-def _is_malformed(text: str) -> bool:
-    """Whether a number of processes or nodes is not a number; an empty one is as good as none."""
-    return text.strip() != "" and _significant(text) == ""
+    highest = 10 * most
+    return number > highest
 
 
 def _significant(text: str) -> str:
-    """A number without the zeros before it, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
+    """A number without leading zeros, also of 02, 2.0, 0x2 or the range 1:3; empty for a word."""
     text = text.strip().lstrip("+")
-    if not text[:1].isdecimal():
+    first = text[:1]
+    if not first.isdecimal():
         return ""
     low, _, high = text.partition(":")
-    return (high or low).removesuffix(".0").lstrip("0")
+    last = high or low
+    return last.removesuffix(".0").lstrip("0")
 
 
 def _has_several_hosts(text: str) -> bool:
-    words = re.split(r"[\s,;]+", text[:_LONGEST])
-    hosts = {_host_of(word) for word in words if word}
-    others = [host for host in hosts if not is_loopback(host)]
-    return len(others) > 1
-
-
-def _has_comma(text: str) -> bool:
-    return "," in text
+    hosts = set()
+    beginning = text[:_LONGEST]
+    words = re.split(r"[\s,;]+", beginning)
+    for word in filter(None, words):
+        host = _host_of(word)
+        is_here = is_loopback(host)
+        if not is_here:
+            hosts.add(host)
+    return len(hosts) > 1
 
 
 class _Kind(NamedTuple):
@@ -337,11 +401,20 @@ class _Kind(NamedTuple):
 
 
 _KINDS_OF_ONE = (
-    _Kind(_SIZE, _is_above_1, "a number of processes or nodes above 1"),
-    _Kind(_PLAIN_SIZE, _is_malformed, MALFORMED),
-    _Kind(_RANK, _is_above_0, "a rank above 0"),
-    _Kind(_AZUREML_TASK, _is_above_0, "one of several tasks of a job of Azure ML"),
-    _Kind(_DEVICES, _has_comma, "the devices of several processes"),
+    _Kind(
+        _SIZE,
+        lambda text: _significant(text) not in ("", "1"),
+        "a number of processes or nodes above 1",
+    ),
+    # An empty one is as good as none.
+    _Kind(_PLAIN_SIZE, lambda text: text.strip() != "" and _significant(text) == "", MALFORMED),
+    _Kind(_RANK, lambda text: _significant(text) != "", "a rank above 0"),
+    _Kind(
+        _AZUREML_TASK,
+        lambda text: _significant(text) != "",
+        "one of several tasks of a job of Azure ML",
+    ),
+    _Kind(_DEVICES, lambda text: "," in text, "the devices of several processes"),
     _Kind(_HOSTS, _has_several_hosts, "several hosts"),
 )
 
@@ -349,16 +422,20 @@ _KINDS_OF_ONE = (
 def _signs_of_one(name: str, value: str) -> list[Sign]:
     """The sign that a variable is by itself, if it is one."""
     upper = name.upper()
+    found: list[Sign] = []
     for kind in _KINDS_OF_ONE:
-        if kind.name.fullmatch(upper) and kind.shows(value):
-            return [Sign((name,), (value,), kind.meaning)]
-    return []
+        is_kind = kind.name.fullmatch(upper) is not None
+        if is_kind and kind.shows(value):
+            sign = Sign((name,), (value,), kind.meaning)
+            found.append(sign)
+    return found[:1]
 
 
 def _host_of(text: str) -> str:
-    """The host in an address, which may have a port or be a URL; the text itself if it is not one."""
+    """The host in an address or URL; the text itself if it is neither."""
     text = text.rpartition("://")[2]
     try:
-        return parse_address(text)[0]
+        host, _ = parse_address(text)
     except ValueError:
         return text
+    return host

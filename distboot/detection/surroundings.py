@@ -12,8 +12,7 @@ from functools import cache
 from ..base.text import counted, escape_control, log_line
 from . import allocation
 from .allocation import Unused
-from .named import OFF
-from .placement import NO_LAUNCHER, WRAPPER, Placement
+from .placement import NO_LAUNCHER, OFF, WRAPPER, Placement
 
 _LONGEST = 1 << 20  # bytes of a list of hosts
 _FLUX_LIMIT = 5.0  # seconds for the broker on this host to answer
@@ -41,7 +40,8 @@ def unused(
     if named in (OFF, NO_LAUNCHER):
         return None
     texts = {name: read(environ[name]) for name in allocation.files(environ)}
-    if allocation.FLUX in environ and placement.launcher in (NO_LAUNCHER, WRAPPER):
+    may_leave_tasks = placement.launcher in (NO_LAUNCHER, WRAPPER)
+    if allocation.FLUX in environ and may_leave_tasks:
         texts[allocation.FLUX] = _flux_size()
     return allocation.unused(placement, environ, texts)
 
@@ -58,8 +58,9 @@ def described(placement: Placement, found: Unused) -> str:
     """`"this process is alone, but the Slurm allocation has 4 tasks (SLURM_NTASKS='4')"`."""
     ranks = "this process is alone"
     if placement.world_size > 1:
-        where = counted(placement.num_nodes or 1, "host")
-        ranks = f"the {placement.world_size} ranks are on {where}"
+        hosts = counted(placement.num_nodes or 1, "host")
+        count = placement.world_size
+        ranks = f"the {count} ranks are on {hosts}"
     return f"{ranks}, but {found.found}"
 
 

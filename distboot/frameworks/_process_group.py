@@ -161,7 +161,7 @@ def _arrive(store: Any, who: str | None, message: Arrive) -> None:
     Rank 0 must not end before the others have seen the key.
     """
     # Here, as the agent has them where the rendezvous is on
-    from ..job.keys import leader_failed, not_opened
+    from ..job.key_texts import leader_failed, not_opened
 
     key = f"distboot/{message.key.text}/{message.key.count}"
     if message.leads:

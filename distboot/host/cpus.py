@@ -69,10 +69,8 @@ def affinity(root: Root = "/") -> int | None:
 def binding(root: Root = "/") -> tuple[int, int] | None:
     """The CPUs that this process may use, and those of the host; None if it may use them all."""
     own = affinity(root)
-    if own is None:
-        return None
     every = of_all(root)
-    if every is None:
+    if own is None or every is None:
         return None
     if own >= every:
         return None
@@ -104,8 +102,10 @@ def quota(root: Root = "/") -> float | None:
 def of_all(root: Root = "/") -> int | None:
     """The number of CPUs for all ranks on this node: those of the cgroup, or of the machine."""
     # 0-15,32-47
-    files = [f"{folder}/cpuset.cpus.effective" for folder in _cgroup_folders(root, "")]
-    files += [f"{folder}/cpuset.effective_cpus" for folder in _cgroup_folders(root, "cpuset")]
+    unified = _cgroup_folders(root, "")
+    files = [f"{folder}/cpuset.cpus.effective" for folder in unified]
+    cpusets = _cgroup_folders(root, "cpuset")
+    files += [f"{folder}/cpuset.effective_cpus" for folder in cpusets]
     files.append("sys/devices/system/cpu/online")
     for file in files:
         with suppress(OSError, ValueError):
@@ -117,7 +117,8 @@ def of_all(root: Root = "/") -> int | None:
 def _count(listed: str) -> int:
     """The length of a list of CPUs, for example "0-3,8"."""
     count = 0
-    for span in listed.split(","):
+    spans = listed.split(",")
+    for span in spans:
         first, _, last = span.partition("-")
         if not last:
             last = first

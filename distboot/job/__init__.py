@@ -1,5 +1,6 @@
-"""What rank 0's agent decides about a job, without io: keys, the first failure, late ranks, stops, restarts.
+"""What rank 0's agent decides about a job, without io: keys, failures, late ranks, stops, restarts.
 
-Nothing here opens a socket, a file or a process. `agent/` hands in what has happened and does what
-was decided; the messages that agents exchange after the rendezvous are in `messages`.
+Nothing here opens a socket, a file or a process, waits, or reads a clock. `agent/` passes in what
+has happened and when, and does what was decided; `shell` is the part of it that these decisions
+call. The messages that agents exchange after the rendezvous are in `messages`.
 """

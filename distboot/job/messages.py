@@ -1,8 +1,7 @@
-"""The messages of failure detection, on the connections on which the ranks have met.
+"""The messages of agents after the rendezvous, on the connections over which the ranks have met.
 
-A connection that ends before Exited or Detach is that of a rank that was lost. So is one that is silent for the bound,
-unless its host answers elsewhere: then only the connection is cut, which is said, and the training goes on. Whether the
-other side's kernel takes what we send tells an unreachable host from a stopped process.
+`KINDS` has all that an agent accepts. A connection that ends before Exited or Detach is that of a
+rank that is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..script.progress import MOST_GROUPS
 from ..script.stop_page import LARGEST
 from .exit_status import ExitStatus
 from .root_cause import RootCause
-from .stacks import Stacks
+from .stacks import Stacks, waits
 
 _count = integer(most=LARGEST)
 
@@ -37,27 +36,28 @@ class Register:
     """The process of this rank is watched from now on; rank 0 answers with its own."""
 
     pid: int = of(number)
-    # Whether its failure is to be told to all, which may be switched off
+    # Whether all ranks are told of its failure, which may be switched off
     detects: bool = of(flag, default=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """When a rank took which step of its start, in seconds since the epoch, for the report of the job."""
+    """The steps of a rank's start, for the report of the job."""
 
+    # Seconds since the epoch, by step
     times: dict[str, float] = of(table(20, both(time_or_duration, valid(bool, "time"))))
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """The script fails (its traceback is there, say), and will end soon, or cannot go on."""
+    """The script fails, and will end soon; or it cannot go on."""
 
     end: ExitStatus = of(nested(ExitStatus))
 
 
 @dataclass(frozen=True, slots=True)
 class Exiting:
-    """The script is about to end, well or not, and its connections to other ranks end first."""
+    """The script is about to end, well or not; its connections to other ranks end first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class Terminating:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The script has ended: exit code or signal, traceback, time."""
+    """The script has ended."""
 
     end: ExitStatus = of(nested(ExitStatus))
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """From rank 0: why all stop."""
+    """From rank 0: why all ranks stop."""
 
     root_cause: RootCause = of(nested(RootCause))
     # The log file to which rank 0's agent prints, see `agent/claims`; empty: a stream that ranks share
@@ -87,12 +87,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""
+    """From rank 0: its script has ended well. The others only serve it, and end, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountReads:
-    """From rank 0, as a rank is asked to stop: how far is each script?"""
+    """From rank 0, as a rank is asked to stop: how many reads has each script begun?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class StopAt:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """This rank has not moved for as long as DISTBOOT_LATE_AFTER says."""
+    """This rank has not moved for DISTBOOT_LATE_AFTER seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """From rank 0: how far are the ranks of this agent, and, with `stacks`, where in their scripts?"""
+    """From rank 0: how far are the ranks of this agent? With `stacks`: where in their scripts?"""
 
-    number: int = of(number)  # of the question; 0: whose answer is not awaited
+    number: int = of(number)  # of the question; 0: one for a single rank
     stacks: bool = of(flag, default=False)
 
 
@@ -134,7 +134,7 @@ class Position:
     steps: int = of(_count)  # calls of `ctx.step()`
     stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
     idle: float = of(time_or_duration, default=0.0)  # seconds for which it has not used a processor
-    keys: int = of(_count, default=0)  # times that it has come to `barrier()` and the like, or left
+    keys: int = of(_count, default=0)  # arrivals at `barrier()` and the like, and departures
 
     @property
     def is_counted(self) -> bool:
@@ -143,22 +143,49 @@ class Position:
 
     @property
     def is_held(self) -> bool:
-        """Whether it cannot go on, as far as is known: stopped, or in the kernel."""
+        """Whether it cannot go on: it is stopped, or in the kernel."""
         return self.stacks is not None and bool(self.stacks.state)
+
+    @property
+    def has_frames(self) -> bool:
+        return self.stacks is not None and bool(self.stacks.main)
+
+    @property
+    def is_in_wait(self) -> bool:
+        """Whether it is in a function that waits for other processes."""
+        return self.stacks is not None and waits(self.stacks)
 
 
 KINDS = (
-    *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, rendezvous.Detach),
-    *(rendezvous.RequestStop, CountReads, Reads, StopAt),
-    *(Stalled, Locate, Position, rendezvous.AskStacks, rendezvous.ShowStacks),
-    *(
-        rendezvous.Arrive,
-        rendezvous.Ready,
-        rendezvous.Leave,
-        rendezvous.Release,
-        rendezvous.Go,
-        rendezvous.Failed,
-        rendezvous.Resumed,
-        rendezvous.Refused,
-    ),
+    # Processes and how they end
+    Register,
+    Phases,
+    Failing,
+    Exiting,
+    Terminating,
+    Exited,
+    Abort,
+    Done,
+    rendezvous.Detach,
+    # The agreed stop
+    rendezvous.RequestStop,
+    CountReads,
+    Reads,
+    StopAt,
+    # Late ranks, and stacks for users
+    Stalled,
+    Locate,
+    Position,
+    rendezvous.AskStacks,
+    rendezvous.ShowStacks,
+    # Keys
+    rendezvous.Arrive,
+    rendezvous.Ready,
+    rendezvous.Leave,
+    rendezvous.Release,
+    rendezvous.Go,
+    rendezvous.Failed,
+    # Connections
+    rendezvous.Resumed,
+    rendezvous.Refused,
 )

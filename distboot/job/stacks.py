@@ -1,14 +1,21 @@
-"""Python stacks as text: where one process is, whether it waits for others, and equal ones grouped.
+"""Python stacks as text: where a process is, whether it waits for others, equal stacks grouped.
 
-A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of them, the innermost
+A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of frames, the innermost
 first. `agent/stack_reader` reads the stacks of a process.
+
+The place of a process is the innermost frame of the user's own code, and what that has called: the
+function of the frame before it, without wrappers such as decorators. Packages, the standard library
+and distboot are not the user's own code.
+
+Stacks travel in messages of at most 64 kB. So a deep stack is sent without its middle, and lines
+are cut short.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,37 +23,34 @@ from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import of, several, text
 from ..script.exceptions import is_of_distboot
 
-# What is left once an uncaught exception has unwound the stack: our own hooks
+# After an uncaught exception has unwound the stack, only distboot's hooks are left.
 _AT_ITS_END = "at the end of its script"
 MOST_FRAMES = 48
-_OUTERMOST = 16  # of them, where there are more
+_OUTERMOST = 16  # of them, if there are more
 LONGEST_FRAME = 400  # characters
 MOST_THREADS = 4  # besides the main one
-# Bytes of one stack as JSON: with all threads, and what else is sent, less than the 64 kB of one message
-_LONGEST_STACK = 9_000
-_LONGEST_LINE, _LONGEST_LINES = (
-    4_000,
-    40_000,
-)  # bytes as JSON: of one line, and of all that are sent
+_LONGEST_STACK = 9_000  # bytes of one stack as JSON: the message has several, and more
+_LONGEST_LINE = 4_000  # bytes of one line as JSON
+_LONGEST_LINES = 40_000  # bytes of all lines that are sent
 _REMEMBERED = 256  # stacks: those of thousands of ranks are alike
 _MOST_GROUPS = 20  # of ranks, in the log
 _MOST_CALLS = 6  # of the user's own code, in a line
 
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
-_DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_RAISED = re.compile(r'  File "(.*)", line (\d+), in (.*)')  # of a traceback
+_DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')  # by faulthandler
+_RAISED = re.compile(r'  File "(.*)", line (\d+), in (.*)')  # in a traceback
 _TRACEBACK = "Traceback (most recent call last):"
-# Where each thread begins in what faulthandler writes; and how one begins that is not the current one.
+# Where each thread begins in a dump of faulthandler, and how one begins that is not the current one
 THREADS = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
 ANOTHER = "Thread"
-# What is not the user's own code: packages, the standard library, what has no file, and this package.
 _FOREIGN = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |"
     r"/distboot/(agent|base|cli|detection|frameworks|host|job|rendezvous|report|script)/"
     r"|/distboot/(startup|tools)/"
     r"|/distboot/(context|initialize)\.py"
+    r"|^mpi4py$"
 )
-# Functions between the user's code and what it has called.
+# Functions between the user's code and what it has called
 _WRAPPERS = (
     "wrapper",
     "inner",
@@ -57,18 +61,26 @@ _WRAPPERS = (
     "_call_impl",
     "__call__",
 )
-# Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
+# Where a process waits for others
 _WAITS = re.compile(
-    r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
-    r"|/tensorflow/python/eager/execute|/distboot/(context|agent/session)\.py"
+    r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)"
+    r"|/horovod/"
+    r"|^mpi4py$"
+    r"|/jax/experimental/multihost_utils|/jax/_src/array"
+    r"|/tensorflow/python/eager/execute"
+    r"|/distboot/(context|agent/session)\.py"
 )
 _stack = several(text(LONGEST_FRAME), MOST_FRAMES)
+_OF_PYTHON = re.compile(r"^(?!.*-packages/).*/lib/python3", re.DOTALL)
 _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/script/progress\.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Where a process is. `state` is what the kernel says of it: where it has no stack to show, or cannot go on."""
+    """Where a process is.
+
+    `state` is what the kernel reports of it, if it has no stack to show or cannot continue.
+    """
 
     main: tuple[str, ...] = of(_stack, default=())
     others: tuple[tuple[str, ...], ...] = of(several(_stack, MOST_THREADS), default=())
@@ -80,162 +92,227 @@ def frame(function: str, file: str, line: int) -> str:
     return f"{function[:100]} ({file[-LONGEST_FRAME + 120 :]}:{line})"
 
 
+def parts(one: str) -> tuple[str, str, str]:
+    """Function, file and line of a frame."""
+    found = _FRAME.fullmatch(one)
+    if found is None:
+        return one, "", ""
+    return found[1], found[2], found[3]
+
+
+def _file_of(one: str) -> str:
+    _, file, _ = parts(one)
+    return file
+
+
+def _is_users_own(one: str) -> bool:
+    return not _FOREIGN.search(_file_of(one))
+
+
+def _is_not_of_distboot(one: str) -> bool:
+    return not is_of_distboot(_file_of(one))
+
+
+# From what Python has written
+
+
 def from_dump(dump: str) -> Stacks | None:
-    """What faulthandler has written of all threads; None: it is not there, or not whole."""
-    threads = []
+    """The stacks in a dump of faulthandler; None: it is empty or incomplete."""
+    main: list[str] | None = None
+    others = []
     for thread in THREADS.split(dump)[1:]:
+        frames = _frames(_DUMPED, thread)
+        stack = _shortened(frames)
         # The current one has taken the signal, which the kernel gives to the main thread.
-        found = map(_DUMPED.match, thread.splitlines())
-        threads.append(
-            (
-                not thread.startswith(ANOTHER),
-                [frame(one[3], one[1], int(one[2])) for one in found if one],
-            )
-        )
-    return _of_threads(threads)
+        if not thread.startswith(ANOTHER):
+            main = stack
+        elif _matters(stack):
+            others.append(tuple(stack))
+    if main is None:
+        return None
+    kept = others[:MOST_THREADS]
+    return Stacks(tuple(main), tuple(kept))
 
 
 def from_traceback(excerpt: str) -> Stacks | None:
-    """Where an exception was raised, by the end of its traceback; None: that has no frames."""
+    """The stack that raised an exception, from the end of its traceback; None: it has no frames."""
+    _, _, last = excerpt.rpartition(_TRACEBACK)
+    found = _frames(_RAISED, last)
+    if not found:
+        return None
+    found.reverse()
+    stack = _shortened(found)
+    return Stacks(tuple(stack))
+
+
+def _frames(pattern: re.Pattern[str], text: str) -> list[str]:
     found = []
-    for line in excerpt.rpartition(_TRACEBACK)[2].splitlines():
-        raised = _RAISED.match(line)
-        if raised is not None:
-            found.append(frame(raised[3], raised[1], int(raised[2])))
-    return _of_threads([(bool(found), found[::-1])])
+    for row in text.splitlines():
+        match = pattern.match(row)
+        if match is not None:
+            file, line, function = match.groups()
+            found.append(frame(function, file, int(line)))
+    return found
 
 
-def _of_threads(threads: Iterable[tuple[bool, list[str]]]) -> Stacks | None:
-    """Those of the threads that matter, a deep one without its middle; None: there is no main one."""
-    main, others = None, []
-    for is_main, stack in threads:
-        if len(stack) > MOST_FRAMES:
-            del stack[MOST_FRAMES - _OUTERMOST : -_OUTERMOST]
-        while len(json.dumps(stack)) > _LONGEST_STACK:
-            del stack[len(stack) // 2]
-        if is_main:
-            main = tuple(stack)
-        elif _matters(stack):
-            others.append(tuple(stack))
-    return None if main is None else Stacks(main, tuple(others[:MOST_THREADS]))
+def _shortened(stack: list[str]) -> list[str]:
+    """A stack without its middle, if it is deep."""
+    if len(stack) > MOST_FRAMES:
+        stack = stack[: MOST_FRAMES - _OUTERMOST] + stack[-_OUTERMOST:]
+    while len(json.dumps(stack)) > _LONGEST_STACK:
+        middle = len(stack) // 2
+        stack = stack[:middle] + stack[middle + 1 :]
+    return stack
+
+
+def _matters(stack: Sequence[str]) -> bool:
+    """Whether a thread is of interest: not if it is one of the standard library's or of tqdm."""
+    files = list(map(_file_of, stack))
+    if any(map(_OF_NO_INTEREST.search, files)):
+        return False
+    return not all(map(_OF_PYTHON.search, files))
+
+
+# Where a process is
 
 
 @lru_cache(_REMEMBERED)
 def where(stacks: Stacks) -> str:
-    """`"in all_reduce (train.py:84)"`: what the user's own code has called, or its own function; and where that is."""
-    if not stacks.main:
-        return escape_control(stacks.state)
+    """`"in all_reduce (train.py:84)"`: what the user's own code has called, and the line of that.
+
+    The function itself, if it has called nothing.
+    """
+    state = escape_control(stacks.state)
     called, frames = _called(stacks.main)
-    shown = frames or _without_distboot(stacks.main)
+    shown = [*frames, *filter(_is_not_of_distboot, stacks.main)]
     if not shown:
-        return escape_control(stacks.state or _AT_ITS_END)
+        return state or _AT_ITS_END
     function, file, line = parts(shown[0])
-    place = f"in {called or function} ({file.rpartition('/')[2]}:{line})"
-    return escape_control(f"{place}, {stacks.state}" if stacks.state else place)
+    function = called or function
+    name = _name_of(file)
+    place = escape_control(f"in {function} ({name}:{line})")
+    if state:
+        place += f", {state}"
+    return place
 
 
 @lru_cache(_REMEMBERED)
 def waits(stacks: Stacks) -> bool:
-    """Whether the main thread waits for other processes, in what the user's own code has called, and can go on."""
-    inner = stacks.main[: len(stacks.main) - len(_called(stacks.main)[1])]
-    return not stacks.state and any(_WAITS.search(parts(one)[1]) for one in inner)
+    """Whether the user's own code has called what waits for other processes, and can go on."""
+    if stacks.state:
+        return False
+    _, frames = _called(stacks.main)
+    called = stacks.main[: len(stacks.main) - len(frames)]
+    files = map(_file_of, called)
+    return any(map(_WAITS.search, files))
 
 
 def may_compute(stacks: Stacks | None) -> bool:
-    """Whether it waits, as far as `waits` tells, in what also computes: a function that TensorFlow has compiled."""
-    return stacks is not None and "/tensorflow/" in parts(stacks.main[0])[1]
+    """Whether a process that waits, by `waits`, may also compute.
+
+    A function that TensorFlow has compiled does both.
+    """
+    if stacks is None:
+        return False
+    innermost = stacks.main[0]
+    return "/tensorflow/" in _file_of(innermost)
+
+
+def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What the innermost frame of the user's own code has called, and the stack from there on."""
+    called = ""
+    for number, one in enumerate(stack):
+        if _is_users_own(one):
+            return called, stack[number:]
+        function, _, _ = parts(one)
+        if function not in _WRAPPERS:
+            called = function
+    return "", ()
+
+
+def _name_of(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
+# For the log
 
 
 def fold(places: Mapping[int, str]) -> list[tuple[list[int], str]]:
-    """Equal places once, with their ranks; those of fewest ranks first."""
+    """Equal places once, with their ranks; the place of the fewest ranks first."""
     found: dict[str, list[int]] = {}
     for rank in sorted(places):
         found.setdefault(places[rank], []).append(rank)
-    return sorted(
-        ((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0])
-    )
+    groups = list(zip(found.values(), found, strict=True))
+    groups.sort(key=lambda group: (len(group[0]), group[0]))
+    return groups
 
 
-def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str]:
-    """A line for each place: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`.
-
-    Those of the ranks in `first` come first, and then those of fewest ranks.
-    """
-    groups = fold({rank: _described(stacks) for rank, stacks in places.items()})
-    groups.sort(key=lambda group: not any(rank in first for rank in group[0]))
-    shown = [
-        line
-        for ranks, text in groups[:_MOST_GROUPS]
-        for line in f"{ranks_said(ranks)}: {text}".splitlines()
-    ]
-    left = sum(len(ranks) for ranks, _ in groups[_MOST_GROUPS:])
-    return _fitting([*shown, *([f"{left} more ranks, at other places"] if left else [])])
+def lines(
+    places: Mapping[int, Stacks | None],  # by rank; None: not known
+    first: Collection[int] = (),  # ranks whose places come first; then those of the fewest ranks
+) -> list[str]:
+    """`["ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"]`, for each place."""
+    known = {rank: _described(stacks) for rank, stacks in places.items() if stacks is not None}
+    groups = fold(known)
+    groups.sort(key=lambda group: set(group[0]).isdisjoint(first))
+    shown: list[str] = []
+    left_out = len(known)
+    for ranks, place in groups[:_MOST_GROUPS]:
+        left_out -= len(ranks)
+        line = f"{ranks_said(ranks)}: {place}"
+        shown += line.splitlines()
+    if left_out:
+        shown.append(f"{left_out} more ranks, at other places")
+    return _fitting(shown)
 
 
 def _fitting(shown: Sequence[str]) -> list[str]:
     """As many of these lines as one message can have, long ones cut short."""
     found: list[str] = []
     room = _LONGEST_LINES
-    for each in shown:
-        line = each
-        while len(json.dumps(line)) > _LONGEST_LINE:
-            line = f"{line[: len(line) * 3 // 4]}…"
+    for line in map(_cut, shown):
         room -= len(json.dumps(line)) + 1
         if room < 0:
-            return [*found, f"{len(shown) - len(found)} more lines"]
+            left_out = len(shown) - len(found)
+            found.append(f"{left_out} more lines")
+            break
         found.append(line)
     return found
+
+
+def _cut(line: str) -> str:
+    while len(json.dumps(line)) > _LONGEST_LINE:
+        kept = len(line) * 3 // 4
+        line = f"{line[:kept]}…"
+    return line
 
 
 @lru_cache(_REMEMBERED)
 def _described(stacks: Stacks) -> str:
     """What is called, and a line more for each other thread."""
-    place = ", ".join(filter(None, (_calls(stacks.main), escape_control(stacks.state))))
-    return "\n  another thread: ".join([place, *map(_calls, stacks.others)])
+    calls = _calls(stacks.main)
+    state = escape_control(stacks.state)
+    place = ", ".join(filter(None, (calls, state)))
+    others = map(_calls, stacks.others)
+    threads = [place, *others]
+    return "\n  another thread: ".join(threads)
 
 
 def _calls(stack: Sequence[str]) -> str:
+    """`"all_reduce < train (train.py:84) < <module> (train.py:99)"`."""
+    if not stack:
+        return ""
     called, frames = _called(stack)
-    own = [one for one in frames if not _FOREIGN.search(parts(one)[1])]
+    own = list(filter(_is_users_own, frames))
     if not own:
-        own = _without_distboot(stack[:_MOST_CALLS])
-    if stack and not own:
+        own = list(filter(_is_not_of_distboot, stack[:_MOST_CALLS]))
+    if not own:
         return _AT_ITS_END
-    names = [
-        f"{function} ({file.rpartition('/')[2]}:{line})" for function, file, line in map(parts, own)
-    ]
-    more = ["…"] if len(names) > _MOST_CALLS else []
-    return escape_control(" < ".join([*([called] if called else []), *names[:_MOST_CALLS], *more]))
-
-
-def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """What the innermost frame of the user's own code has called, if anything; and the stack from that frame on."""
-    called = ""
-    for number, one in enumerate(stack):
-        function, file, _ = parts(one)
-        if not _FOREIGN.search(file) and file != "mpi4py":
-            return called, stack[number:]
-        called = called if function in _WRAPPERS else function
-    return "", ()
-
-
-def _without_distboot(stack: Sequence[str]) -> list[str]:
-    """A stack without the frames of this package, which are no place of the user's."""
-    found = []
-    for one in stack:
-        _, file, _ = parts(one)
-        if not is_of_distboot(file):
-            found.append(one)
-    return found
-
-
-def _matters(stack: Sequence[str]) -> bool:
-    files = [parts(one)[1] for one in stack]
-    is_of_python = all("/lib/python3" in file and "-packages/" not in file for file in files)
-    return not is_of_python and not any(map(_OF_NO_INTEREST.search, files))
-
-
-def parts(one: str) -> tuple[str, str, str]:
-    """Function, file and line of a frame."""
-    found = _FRAME.fullmatch(one)
-    return (found[1], found[2], found[3]) if found else (one, "", "")
+    names = [called]
+    for function, file, line in map(parts, own[:_MOST_CALLS]):
+        name = _name_of(file)
+        names.append(f"{function} ({name}:{line})")
+    if len(own) > _MOST_CALLS:
+        names.append("…")
+    calls = " < ".join(filter(None, names))
+    return escape_control(calls)

@@ -1,4 +1,22 @@
-"""Rank 0's part of the agreed stop: it asks all agents how far their scripts are, and picks the read."""
+"""The agreed stop: rank 0's agent picks the read of `ctx.preempted` at which all ranks stop. Pure.
+
+Scripts read `ctx.preempted` in a loop, each the same number of times per step, but not at the same
+time. All of them have to leave the loop at the same step, else some wait in a collective operation
+for others that have stopped. So the answer is not "now" but a read: the first one that no script
+has begun yet.
+
+    1. A rank is asked to stop (`ask`). Rank 0 asks all agents how many reads their scripts have
+       begun. From then on no script begins another read: it waits for the answer.
+    2. The agents report (`count`).
+    3. Once all have, or the time is over, the answer is the highest count plus one (`decide`).
+       Agents that have not reported by then are named: their ranks may stop elsewhere.
+
+Ranks that have ended, or whose agent has disconnected, are not awaited (`leave`).
+
+A stop can outlive a context: a notice that the machine ends soon holds for the next `init()`, too.
+When all ranks have got ready again they count from zero (`begin`); such a stop is then at their
+first read. Any other one is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +27,24 @@ from ..script.stop_page import LARGEST
 
 
 class StopAgreement:
-    """The read of `ctx.preempted` at which all ranks stop. Pure; times are those of `time.monotonic`."""
+    """Times are those of `time.monotonic`."""
 
     def __init__(self, ranks: Iterable[int], limit: float) -> None:
         self.read: int | None = None  # the answer, once it is known
-        self.missing: list[int] = []  # the ranks whose agents did not say in time how far they are
+        self.missing: list[int] = []  # the ranks whose agents did not report in time
         self._ranks = frozenset(ranks)
         self._limit = limit  # seconds for all agents to report
         self._awaited: set[int] = set()  # once a stop is asked for
         self._gone: set[int] = set()
         self._most = 0  # reads of any rank
-        self._end = inf
-        self._lasts = False  # whether the stop is also one for the next context
+        self._end = inf  # when the time is over; inf: no stop is asked for
+        self._lasts = False  # whether the stop also holds for the next context
 
     @property
     def due(self) -> float:
-        return self._end if self.read is None else inf
+        if self.read is not None:
+            return inf
+        return self._end
 
     @property
     def is_asked(self) -> bool:
@@ -32,13 +52,13 @@ class StopAgreement:
 
     @property
     def is_read(self) -> bool:
-        """Whether a script reads it at all, as far as is known."""
+        """Whether a script reads `ctx.preempted` at all, as far as is known."""
         return self._most > 0
 
     def ask(self, now: float, *, lasts: bool = True) -> bool:
-        """A rank is asked to stop: whether all are to be counted, as it is the first."""
+        """A rank is asked to stop; return whether it is the first: then all agents are asked."""
         is_first = not self.is_asked
-        if is_first:  # what was counted until now is of the context before
+        if is_first:  # the counts until now are of the context before
             self._awaited = set(self._ranks - self._gone)
             self._most = 0
         self._end = min(self._end, now + self._limit)
@@ -46,16 +66,20 @@ class StopAgreement:
         return is_first
 
     def count(self, rank: int, reads: int) -> None:
+        """The agent of a rank reports how many reads its script has begun."""
         self._most = max(self._most, reads)
-        self._awaited -= {rank}
+        self._awaited.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """A rank has ended, or its agent is not connected any more."""
-        self._awaited -= {rank}
+        """A rank has ended, or its agent has disconnected."""
+        self._awaited.discard(rank)
         self._gone.add(rank)
 
     def begin(self) -> bool:
-        """All ranks have got ready, and begin to count again: whether a stop is left, which is for the first read."""
+        """All ranks have got ready, and count from zero.
+
+        Return whether a stop is left, which is then at their first read.
+        """
         self._gone = set()
         self._most = 0
         self.missing = []
@@ -67,10 +91,10 @@ class StopAgreement:
         return self._lasts
 
     def decide(self, now: float) -> bool:
-        """Whether the answer is known just now."""
+        """Pick the read if it is time; return whether this call has picked it."""
         is_open = self.is_asked and self.read is None
         is_complete = not self._awaited or now >= self._end
-        if not (is_open and is_complete):
+        if not is_open or not is_complete:
             return False
         self.read = min(self._most + 1, LARGEST)
         self.missing = sorted(self._awaited)

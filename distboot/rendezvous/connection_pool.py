@@ -1,5 +1,4 @@
-"""The connections of rank 0: accepted, read, refused and dropped within limits, whatever the peer
-is.
+"""The connections of rank 0: accepted, read, refused and dropped, within limits for any peer.
 
 Any process can connect to the port of rank 0: a rank, an agent that comes back after a lost
 connection, a health check, a port scanner, a rank of another job. The pool holds their sockets; the
@@ -34,7 +33,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..base.text import escape_control, format_address
-from .foreign import CLIENTS, identify
 from .messages import LONGEST_TEXT, Refused
 from .protocol import (
     Channel,
@@ -86,10 +84,10 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) ->
 
 
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
-    """Send to each of these non-blocking sockets the result of its function, within `limit`
-    seconds.
+    """Send to each of these non-blocking sockets the result of its function.
 
-    A peer that has disconnected, or does not read in time, is left out: its next read fails.
+    That takes at most `limit` seconds. A peer that has disconnected, or does not read in time, is
+    left out: its next read fails.
     """
     unsent: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
@@ -137,7 +135,7 @@ class Connection:
 
 
 class OutOfFilesError(Exception):
-    """A connection cannot be accepted; the text says how many files this process may open."""
+    """A connection cannot be accepted; the text tells how many files this process may open."""
 
 
 class ConnectionPool:
@@ -153,7 +151,7 @@ class ConnectionPool:
         say: Callable[[str], None],
     ) -> None:
         self._listener = listener
-        self._second: socket.socket | None = None
+        self._listeners = [listener]  # with that of `listen_also`
         self.room = ranks + _SPARE
         self._handle = handle
         self._lost = lost
@@ -174,33 +172,38 @@ class ConnectionPool:
         """
         self._refuse_overdue(time.monotonic())
         wait = max(min(seconds, _LONGEST_WAIT), 0.0)
-        ready = [key.fileobj for key, _ in self._selector.select(wait)]
+        events = self._selector.select(wait)
+        ready = [key.fileobj for key, _ in events]
         for file in ready:
             if file in self._peers:  # it may have been dropped in this call
-                self._read(self._peers[file])
+                peer = self._peers[file]
+                self._read(peer)
         # Last: a connection with something to read is not to make room for a new one
-        for listener in (self._listener, self._second):
+        for listener in self._listeners:
             if listener in ready:
-                assert listener is not None
                 self._accept(listener)
 
     def _refuse_overdue(self, now: float) -> None:
         if now < self._checked + _CHECK_INTERVAL:
             return
         self._checked = now
+        why = f"did not report within {_REPORT_LIMIT:g} s"
         for peer in self.unauthenticated:
-            if now - peer.born > _REPORT_LIMIT:
-                self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
+            age = now - peer.born
+            if age > _REPORT_LIMIT:
+                self._refuse(peer, why)
 
     @property
     def unauthenticated(self) -> list[Connection]:
         """The connections that have not reported, the oldest first."""
-        return [peer for peer in self._peers.values() if peer.rank is None]
+        found = []
+        for peer in self._peers.values():
+            if peer.rank is None:
+                found.append(peer)
+        return found
 
     def send(self, peer: Connection, data: bytes) -> None:
-        """Send what fits into an empty socket buffer; a peer that leaves no room for it is
-        dropped.
-        """
+        """Send what fits into the socket's buffer; drop a peer that leaves no room for it."""
         try:
             peer.socket.send(data)
         except OSError:
@@ -220,10 +223,10 @@ class ConnectionPool:
 
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
-        return "".join(
-            f"; {count} refused: the connecting process {why}"
-            for why, count in self._refused.most_common(3)
-        )
+        text = ""
+        for why, count in self._refused.most_common(3):
+            text += f"; {count} refused: the connecting process {why}"
+        return text
 
     def fileno(self) -> int:
         """The descriptor that is readable when `poll` has something to do."""
@@ -243,20 +246,21 @@ class ConnectionPool:
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
-        if self._second is not None:
-            self._second.close()
+        own_listeners = self._listeners[1:]
+        for listener in own_listeners:
+            listener.close()
         self._selector.close()
 
     def listen_also(self) -> int:
         """Accept at a second port, too, which stays with this process; 0: none is free."""
         try:
             family = self._listener.family
-            is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-            self._second = listener = socket.create_server(
-                ("", 0), family=family, dualstack_ipv6=is_dual
-            )
+            is_ipv6 = family == socket.AF_INET6
+            is_dual = is_ipv6 and socket.has_dualstack_ipv6()
+            listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
         except OSError:
             return 0
+        self._listeners.append(listener)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         return int(listener.getsockname()[1])
@@ -273,7 +277,8 @@ class ConnectionPool:
                 self._drop_oldest()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = Connection(connection, format_address(at[0], at[1]))
+            host, port, *_ = at
+            peer = Connection(connection, format_address(host, port))
             self._peers[connection] = peer
             self._selector.register(connection, selectors.EVENT_READ)
 
@@ -286,7 +291,8 @@ class ConnectionPool:
         raise OutOfFilesError(f"{allowed} files")
 
     def _drop_oldest(self) -> None:
-        oldest = self.unauthenticated[0]
+        waiting = self.unauthenticated
+        oldest = waiting[0]
         self._read(oldest)  # it may be a rank whose report has arrived
         if oldest.rank is None:
             self.drop(oldest)
@@ -307,14 +313,18 @@ class ConnectionPool:
                 if peer.socket not in self._peers:  # it was dropped
                     return
         except ProtocolError as error:
-            self._refuse(peer, self._name_foreign(peer) or str(error))
+            why = self._name_foreign(peer)
+            self._refuse(peer, why or str(error))
 
     def _name_foreign(self, peer: Connection) -> str:
-        """What a peer is if it is not distboot; empty: it may be. Keeps the remedy for missing
-        ranks.
+        """What a peer is if it is not distboot; empty: it may be.
+
+        Keeps the remedy for missing ranks.
         """
         if peer.welcomed:
             return ""
+        from .foreign import CLIENTS, identify  # here, as few jobs need it
+
         found = identify(CLIENTS, peer.frames.pending)
         if found is None:
             return ""
@@ -324,9 +334,11 @@ class ConnectionPool:
     def _refuse(self, peer: Connection, why: str) -> None:
         why = escape_control(why)
         reason = f"the connecting process {why}"
-        if why in self._refused or len(self._refused) < _MOST_REASONS:
+        is_known = why in self._refused
+        if is_known or len(self._refused) < _MOST_REASONS:
             self._refused[why] += 1
         if self._refused[why] in _PRINTED:
             self._say(f"refused a connection from {peer.at}: {reason}; the job continues")
-        self.send(peer, peer.channel.sign(Refused(reason[:LONGEST_TEXT])))
+        refusal = Refused(reason[:LONGEST_TEXT])
+        self.send(peer, peer.channel.sign(refusal))
         self.drop(peer)

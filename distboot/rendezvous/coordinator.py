@@ -53,13 +53,10 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .events import JobState, JoinLog
+from .events import Clocks, JoinLog
 from .membership import (
-    COME_BACK,
     JoinPlan,
-    JoinTable,
     Membership,
-    build_membership,
 )
 from .messages import (
     ONE_DISTBOOT,
@@ -102,6 +99,8 @@ class Coordinator:
         # Called while it waits; raises to end the wait
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
+        from .join_table import JoinTable  # here and below, as only rank 0 needs it
+
         own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # differences between ranks
@@ -148,6 +147,8 @@ class Coordinator:
         return membership
 
     def _build(self) -> Membership:
+        from .numbering import build_membership
+
         records = self.table.in_order()
         resume_port = 0
         if self._connections:
@@ -169,7 +170,7 @@ class Coordinator:
     def _compare(self, membership: Membership) -> None:
         records = self.table.in_order()
         refuse_several_frameworks(records, membership)
-        self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
+        self.warnings = consistency_warnings(records, membership, Clocks(self.log).offsets())
         if self._plan.again:  # the agent around this one has printed them
             return
         for warning in self.warnings:
@@ -373,6 +374,8 @@ class Coordinator:
 def _hint_for_missing(plan: JoinPlan, unit: str) -> str:
     """What to do about missing ranks."""
     if plan.earlier:  # all have joined before, so that the number of nodes is right
+        from .earlier import COME_BACK
+
         return COME_BACK
     hint = (
         f"look at the output of the missing {unit}s: "

@@ -1,15 +1,13 @@
-"""What rank 0 learns about a job, as an append-only list of events; and from them, when each rank
-took which step.
+"""What rank 0 learns about a job, as an append-only list of events.
 
-The rendezvous starts the list, and the process that supervises rank 0 continues it. `content` makes
-the report of it, in plain JSON types, and `files` writes that or the page. `time` is by rank 0's
-clock; times in `details` are by the clock of the rank that sends them.
+The rendezvous starts the list, and the agent of rank 0 continues it. `Event.time` is by rank 0's
+clock; times in `details` are by the clock of the rank that sent them. `Clocks` has the difference.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -26,10 +24,10 @@ Kind = Literal[
     "not_ready",
     "registered",  # pid: its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN
-    "failing",  # text: it is about to fail, or cannot go on
+    "failing",  # text: it is about to fail, or cannot continue
     "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
     "unreachable",  # text
-    "silent",  # text: its connection gives no sign, though its host answers; the job goes on
+    "silent",  # text: nothing arrives from it, though its host answers; the job continues
     "reachable",  # again, after that
     "stop_requested",  # text
     "stop_agreed",  # read, missing
@@ -60,7 +58,8 @@ class EventLog(list[Event]):
     @classmethod
     def from_json(cls, rows: Iterable[Iterable[Any]]) -> EventLog:
         """Read an `EventLog` from its JSON."""
-        return cls(Event(*row) for row in rows)
+        events = [Event(*row) for row in rows]
+        return cls(events)
 
     def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
         self._counts[rank, event] += 1
@@ -73,6 +72,40 @@ class ClockOffset(NamedTuple):
 
     offset: float = 0.0
     uncertainty: float = 0.0
+
+
+class Clocks:
+    """By how much the clock of each rank is ahead of rank 0's, from the events of a job."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._nodes: dict[Any, int] = {}  # of the ranks that have joined
+        # By node: its ranks share a clock, and the best reading counts
+        self._of_node: dict[int, ClockOffset] = {}
+        for one in events:
+            if one.event == "joined":
+                self._read(one)
+            elif one.event == "left":
+                self._nodes.pop(one.rank, None)
+
+    def _read(self, joined: Event) -> None:
+        details = joined.details
+        node = details["node"]
+        self._nodes[joined.rank] = node
+        clock = ClockOffset(details["offset"], details["uncertainty"])
+        known = self._of_node.setdefault(node, clock)
+        if clock.uncertainty < known.uncertainty:
+            self._of_node[node] = clock
+
+    def of(self, rank: int) -> ClockOffset:
+        """The clock of a rank; that of rank 0 if it is not known."""
+        if rank not in self._nodes:
+            return ClockOffset()
+        return self._of_node[self._nodes[rank]]
+
+    def offsets(self) -> dict[int, float]:
+        """Seconds by which each rank's clock is ahead, without rank 0's."""
+        others = self._nodes.keys() - {0}
+        return {rank: self.of(rank).offset for rank in others}
 
 
 class JoinLog(EventLog):
@@ -125,23 +158,15 @@ class JoinLog(EventLog):
                 continue
             ranks = membership.nodes[one.rank]
             for local_rank, rank in enumerate(ranks):
-                details = one.details
+                details = dict(one.details)
                 if one.event == "joined":
-                    place = (local_rank, len(ranks), one.rank)
-                    details = {**details, **dict(zip(PLACE, place, strict=True))}
+                    details["local_rank"] = local_rank
+                    details["local_world_size"] = len(ranks)
+                    details["node_rank"] = one.rank
                 self.append(Event(one.time, rank, one.event, details))
 
 
-class Phase(NamedTuple):
-    """What a rank does between two steps."""
-
-    name: str  # on the page
-    end: str  # the step that ends it
-    said: str  # what takes the time; reads well after "rank 3 took 4 s"
-    waits: bool = False  # whether the rank only waits for others
-
-
-# The steps that a rank reports while it starts, by its own clock
+# The steps that a rank reports while it starts, by its own clock, in their order
 COMMAND = "command_started"  # by the wrapper
 CALLED = "init_called"
 ALL_CALLED = "all_called"
@@ -149,213 +174,12 @@ IMPORTED = "framework_imported"
 ALL_READY = "all_ready"
 GROUP = "group_ready"
 OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
-PHASES = (
-    Phase("launch", "process_start", "to be launched, counted from the first process of the job"),
-    Phase("start", "detected", "from the beginning of its process until it knew its rank"),
-    Phase("join", "joined", "to reach rank 0"),
-    Phase("wait", "all_joined", "waiting until all ranks had joined", waits=True),
-    Phase("command", COMMAND, "to start the command"),
-    Phase("script", CALLED, "from the start of its command until that called init()"),
-    Phase("meet", ALL_CALLED, "waiting until all ranks had called init()", waits=True),
-    Phase("import", IMPORTED, "to have its framework imported and its device set"),
-    Phase("ready", ALL_READY, "waiting until all ranks were ready", waits=True),
-    Phase("group", GROUP, "to start the group of all ranks"),
-)
 
 
 def own_steps(taken: Mapping[str, float]) -> dict[str, float]:
     """The steps that a rank reports, with their times; without those of a newer distboot."""
-    return {name: float(when) for name, when in taken.items() if name in OWN}
-
-
-# Kind of a root cause -> state of its ranks
-_STATE_OF_CAUSE = {"failed": "failed first", "lost": "lost", "late": "late"}
-
-
-class JobState:
-    """The state of a job according to its events."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        # The last event of a kind, by rank
-        self.joined: dict[Any, Event] = {}  # without those that left
-        self.registered: dict[Any, Event] = {}
-        self.exited: dict[Any, Event] = {}
-        self.failed: set[int] = set()  # ranks with a known failure
-        self.late: set[int] = set()  # ranks that others waited for at the end
-        self.root_cause: Event | None = None  # None: no failure, and no external signal
-        self._all_joined: Event | None = None
-        # The steps that each rank reports, with their times
-        self._own: dict[Any, dict[str, float]] = defaultdict(dict)
-        # By node: its ranks share a clock, and the best reading counts
-        self._clocks: dict[int, ClockOffset] = {}
-        for one in events:
-            self._apply(one)
-        for rank, exited in self.exited.items():
-            if _outcome_of(exited) == "failed later":
-                self.failed.add(rank)
-
-    def _apply(self, one: Event) -> None:
-        match one.event:
-            case "joined":
-                self.joined[one.rank] = one
-                self._read_clock(one.details)
-            case "left":
-                self.joined.pop(one.rank, None)
-            case "all_joined":
-                self._all_joined = one
-            case "registered":
-                self.registered[one.rank] = one
-            case "phases":
-                self._own[one.rank].update(one.details)
-            case _:
-                self._apply_trouble(one)
-
-    def _apply_trouble(self, one: Event) -> None:
-        match one.event:
-            case "failing" | "unreachable":
-                self._fail(one)
-            case "reachable":
-                self.failed.discard(one.rank)
-            case "late" | "late_over":
-                self.late = set(one.details.get("ranks", ()))
-            case "exited":
-                self.exited[one.rank] = one
-            case "root_cause":
-                self.root_cause = one
-
-    def _read_clock(self, details: Mapping[str, Any]) -> None:
-        clock = ClockOffset(details["offset"], details["uncertainty"])
-        known = self._clocks.get(details["node"])
-        if known is None or clock.uncertainty < known.uncertainty:
-            self._clocks[details["node"]] = clock
-
-    def _fail(self, one: Event) -> None:
-        # After the root cause, ranks end and become unreachable without a failure of their own.
-        is_consequence = one.event == "unreachable" and self.root_cause is not None
-        if one.rank is not None and not is_consequence:
-            self.failed.add(one.rank)
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether a rank has failed; an external signal that stopped the job is not a failure."""
-        return self.root_cause is not None and self.root_cause.details["kind"] != "stopped"
-
-    def later_failures(self) -> int:
-        """How many ranks have failed besides the root cause."""
-        if self.root_cause is None:
-            return 0
-        return len(self.failed.difference(self.root_cause.details["ranks"]))
-
-    def kind_for(self, rank: int) -> str:
-        """The kind of the root cause if it is this rank's, else empty."""
-        if self.root_cause is None or rank not in self.root_cause.details["ranks"]:
-            return ""
-        return str(self.root_cause.details["kind"])
-
-    def of_rank(self, rank: int) -> str:
-        """The state of a rank, as the report names it."""
-        kind = self.kind_for(rank)
-        if kind in _STATE_OF_CAUSE:
-            return _STATE_OF_CAUSE[kind]
-        outcome = "not known"
-        if rank in self.exited:
-            outcome = _outcome_of(self.exited[rank])
-        if rank in self.late and outcome in ("stopped", "not known"):
-            return "late"
-        return outcome
-
-    def exit_code(self, rank: int) -> str:
-        """The exit code of a rank, for people."""
-        if self.kind_for(rank) == "lost":
-            return "lost"
-        if rank not in self.exited or self.exited[rank].details["exit_code"] is None:
-            return "not known"
-        return str(self.exited[rank].details["exit_code"])
-
-    def clock(self, rank: int) -> ClockOffset:
-        """The clock of a rank; that of rank 0 if it is not known."""
-        if rank not in self.joined:
-            return ClockOffset()
-        return self._clocks[self.joined[rank].details["node"]]
-
-    def offsets(self) -> dict[int, float]:
-        """Rank -> seconds by which its clock is ahead of rank 0's."""
-        return {rank: self.clock(rank).offset for rank in self.joined if rank}
-
-    def steps(self, rank: int) -> dict[str, float]:
-        """The times of the steps of a rank by rank 0's clock, in order, without unknown ones."""
-        join = self.joined.get(rank)
-        if join is None:
-            return {}
-        by_own_clock = {
-            "process_start": join.details["process_start"],
-            "detected": join.details["detected"],
-            **self._own.get(rank, {}),
-        }
-        offset = self.clock(rank).offset
-        times = {name: when - offset for name, when in by_own_clock.items() if when}
-        times["joined"] = join.time
-        if self._all_joined is not None:
-            times["all_joined"] = self._all_joined.time
-        return {phase.end: times[phase.end] for phase in PHASES if phase.end in times}
-
-
-def _outcome_of(exited: Event) -> str:
-    details = exited.details
-    if details["stopped_by_us"] or details["external_signal"] is not None:
-        return "stopped"
-    if details["exit_code"] == 0:
-        return "ended"
-    return "failed later"
-
-
-_EVERY_RANK_HAS = ("process_start", "detected", "joined")  # steps
-
-
-def spans(
-    steps: Mapping[str, float], launched: float | None = None
-) -> dict[str, tuple[float, float]]:
-    """The start and the end of each phase of a rank, by name of the phase, where both are known.
-
-    A step that a rank does not have does not start a phase: under the wrapper nothing is imported,
-    for example.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    start = launched
-    for phase in PHASES:
-        end = steps.get(phase.end)
-        if end is not None:
-            if start is not None:
-                # Clocks are compared with some error: what ends before it starts takes no time.
-                found[phase.name] = (min(start, end), end)
-            start = end
-        elif phase.end in _EVERY_RANK_HAS:
-            start = None  # not known when the next phase starts
-    return found
-
-
-def slowest(ranks: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
-    """The slowest rank in each phase, with the median of all; without phases of waiting."""
-    taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    launches = [steps["process_start"] for steps in ranks.values() if "process_start" in steps]
-    launched = min(launches, default=None)
-    for rank, steps in ranks.items():
-        for name, (start, end) in spans(steps, launched).items():
-            taken[name].append((end - start, rank))
-    found: list[dict[str, object]] = []
-    for phase in PHASES:
-        times = sorted(taken[phase.name], key=lambda one: (one[0], -one[1]))
-        if not times or phase.waits:
-            continue
-        seconds, rank = times[-1]
-        median, _ = times[(len(times) - 1) // 2]
-        found.append(
-            {
-                "step": phase.end,
-                "rank": rank,
-                "seconds": round(seconds, 3),
-                "median": round(median, 3),
-                "said": phase.said,
-            }
-        )
+    found = {}
+    for name in OWN:
+        if name in taken:
+            found[name] = float(taken[name])
     return found

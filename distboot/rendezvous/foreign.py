@@ -1,8 +1,9 @@
-"""What a process is that is not distboot: by the first bytes that it sends, at the port of rank 0 or to rank 0.
+"""What a process is that is not distboot, by the first bytes that it sends.
 
-A rank that finds another program at the port of rank 0 gets a name for it and a remedy, and so does rank 0 for what
-connects to it. Each table is tried in order. Most servers wait for the client and some of them close the connection
-when its bytes are not theirs, so that nothing is there to read: `probe` sends them a beginning that they know.
+A rank that finds another program at the port of rank 0 gets a name for it and a remedy, and so does
+rank 0 for what connects to it. Each table is tried in order. Most servers wait for the client, and
+some of them close the connection when its bytes are not in their protocol; then nothing is there to
+read. So `probe` sends them a beginning that they know.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _INJECTION = (
 )
 _MESH = f"if it is a service mesh: {_INJECTION}"
 _OTHER_PORT = (
-    "if it is another program: set MASTER_PORT to a port that is free on the host of rank 0, for all "
-    "processes"
+    "if it is another program: set MASTER_PORT to a port that is free on the host of rank 0, "
+    "for all processes"
 )
 _STORE = (
     "start all ranks with distboot, or none of them; if it is the store of torchrun or of another "
@@ -36,9 +37,8 @@ _STORE = (
 class Foreign(NamedTuple):
     """A process that uses another protocol."""
 
-    description: (
-        str  # reads well after "the process that listens there" or "the connecting process"
-    )
+    # Reads well after "the process that listens there" or "the connecting process"
+    description: str
     remedy: str  # empty: it does not matter to the job
 
 
@@ -103,9 +103,9 @@ CLIENTS = (
 _CLIENT_HELLO = (
     b"\x16\x03\x01\0\x2d\x01\0\0\x29\x03\x03" + bytes(range(32)) + b"\0\0\x02\0\x2f\x01\0"
 )
-_PING = b"\0\xce\xf7\x85\x3c\x0d"  # to torch's store: VALIDATE, its magic number, PING
-_NONCE = b"dist"  # comes back
-_PROBES = (b"GET / HTTP/1.0\r\n\r\n", _PING + _NONCE, _CLIENT_HELLO)
+_NONCE = b"dist"  # torch's store sends it back
+_PING_STORE = b"\0\xce\xf7\x85\x3c\x0d" + _NONCE  # VALIDATE, its magic number, PING
+_PROBES = (b"GET / HTTP/1.0\r\n\r\n", _PING_STORE, _CLIENT_HELLO)
 
 TORCH_STORE = Foreign("is torch's store (TCPStore)", _STORE)
 CLOSES = Foreign(
@@ -122,7 +122,8 @@ def identify(table: tuple[_Row, ...], received: bytes) -> Foreign | None:
     for row in table:
         match = re.match(row.first_bytes, received, re.DOTALL)
         if match is not None:
-            return Foreign(row.description + _quoted(match), row.remedy)
+            description = row.description + _quoted(match)
+            return Foreign(description, row.remedy)
     if announced_length(received) <= MOST:
         return None
     begins = received[:8].hex(" ")
@@ -130,10 +131,10 @@ def identify(table: tuple[_Row, ...], received: bytes) -> Foreign | None:
 
 
 def probe(address: Address) -> Foreign | None:
-    """Ask what listens at an address, in the protocols that answer only to a client of their own."""
+    """Ask what listens at an address, in protocols whose servers wait for the client."""
     for question in _PROBES:
         answer = _ask(address, question)
-        if question.startswith(_PING) and answer == _NONCE:
+        if (question, answer) == (_PING_STORE, _NONCE):
             return TORCH_STORE
         found = identify(SERVERS, answer)
         if found is not None:
@@ -153,11 +154,12 @@ def read_more(connection: socket.socket, received: bytes) -> bytes:
 def _quoted(match: re.Match[bytes]) -> str:
     if match.lastindex is None:
         return ""
-    return f" ({short_repr(match.group(1).decode('ascii', 'replace'))})"
+    text = match.group(1).decode("ascii", "replace")
+    return f" ({short_repr(text)})"
 
 
 def _ask(address: Address, question: bytes) -> bytes:
-    """What comes back for this within a moment; empty: nothing."""
+    """The answer to this within a moment; empty: none."""
     family, where = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as connection:

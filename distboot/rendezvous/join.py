@@ -1,10 +1,8 @@
-"""The agent's side of how the ranks meet: rank 0's admits the others, which report to it. Detection is over by then."""
+"""An agent joins: rank 0's admits the others, which report to it. Detection is over by then."""
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,13 +16,17 @@ from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .events import EventLog
 from .membership import LOOPBACK, JoinPlan, JoinResult
-from .worker import NoAnswerError, Worker
 
-_DUPLICATE = (
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .ports import PortLease
+    from .worker import Worker
+
+_HINT_AT_DUPLICATE = (
     "look for a second copy of the job; "
     "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
 )
-# Seconds for what has our port, or our address, to say that it is rank 0 of this very job
+# Seconds for what has this port, or this address, to answer that it is rank 0 of this very job
 _CALL = 1.0
 
 
@@ -36,24 +38,34 @@ class Joined:
     result: JoinResult | None = None  # once they have
     side: Coordinator | Worker | None = None
     listener: socket.socket | None = None  # of rank 0
-    lease: PortLease | None = None  # what keeps other jobs from its port
-    # The soft limit before it was raised for all that it opens; None: it was not
+    lease: PortLease | None = None  # keeps other jobs from its port
+    # The soft limit of open files before it was raised; None: it was not
     open_files: int | None = None
-    # Called again and again while they meet; may raise
+    # Called while they meet; raises to end that
     wanted: Callable[[], None] = field(default=lambda: None)
 
     def join(self) -> JoinResult:
-        """Meet all other ranks; `DistbootError`: what `Coordinator.wait_for_join` and `Worker.report` raise."""
-        self.result = self._as_rank_0() if self.plan.own.rank == 0 else self._as_another_rank()
+        """Meet all other ranks.
+
+        Raises:
+            DistbootError: as `Coordinator.wait_for_join` and `Worker.report`.
+        """
+        if self.plan.own.rank == 0:
+            self.result = self._as_rank_0()
+        else:
+            self.result = self._as_worker()
         return self.result
 
     def log(self) -> EventLog | None:
         """What rank 0 has learned so far; None on all other ranks."""
-        return self.side.log if isinstance(self.side, Coordinator) else None
+        if isinstance(self.side, Coordinator):
+            return self.side.log
+        return None
 
     def take_listener(self) -> socket.socket | None:
-        """Rank 0's listening socket, which is the caller's now, so that none of ours answers there any more."""
-        listener, self.listener = self.listener, None
+        """Give rank 0's listening socket to the caller; this agent no longer answers there."""
+        listener = self.listener
+        self.listener = None
         if isinstance(self.side, Coordinator):
             self.side.pool.accept_no_more()
         return listener
@@ -76,45 +88,61 @@ class Joined:
                 each.close()
 
     def _as_rank_0(self) -> JoinResult:
-        plan, port = self.plan, self._listen()
+        plan = self.plan
+        port = self._listen()
         assert self.listener is not None
-        self.side = coordinator = Coordinator(self.listener, plan, self.wanted)
-        given = plan.hosts[0]
+        coordinator = Coordinator(self.listener, plan, self.wanted)
+        self.side = coordinator
+        host = plan.hosts[0]
         addresses: network.Found = []
         with suppress(OSError):  # then other programs on this host cannot look it up, either
-            addresses = network.look_up(given, port, 1.0)
-        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan):
-            self._refuse_second_rank_0(given, port)
+            addresses = network.look_up(host, port, 1.0)
+        if plan.is_certain:
+            self._check_address(coordinator, host, port, addresses)
         membership = coordinator.wait_for_join()
         self.open_files = coordinator.open_files
-        reached = membership.master_addr
+        own_address = membership.master_addr or LOOPBACK
+        is_found = plan.is_certain and bool(addresses)
+        if not is_found:
+            host = own_address
+        interface = None
+        if membership.master_addr is not None:
+            interface = network.interface_of(own_address)
         return JoinResult(
             membership,
             tuple(coordinator.warnings),
-            host=given if addresses and plan.is_certain else reached or LOOPBACK,
+            host=host,
             port=port,
-            own_address=reached or LOOPBACK,
-            interface=reached and network.interface_of(reached),
+            own_address=own_address,
+            interface=interface,
         )
 
-    def _as_another_rank(self) -> JoinResult:
+    def _as_worker(self) -> JoinResult:
+        from .worker import Worker  # here and below, as rank 0 seldom needs it
+
         plan = self.plan
         if plan.own.ranks:  # the agent of a node
-            self.open_files = allow_files(
-                1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks
-            )
-        self.side = worker = Worker(plan, self.wanted)
+            say = partial(log_line, f"node {plan.own.rank}")
+            self.open_files = allow_files(1, say, plan.own.ranks)
+        worker = Worker(plan, self.wanted)
+        self.side = worker
         membership = worker.report()
-        own_address, interface = LOOPBACK, None
+        address_of_rank_0 = membership.master_addr or LOOPBACK
+        own_address = LOOPBACK
+        interface = None
         if membership.master_addr is not None:
-            # On rank 0's own host the way to it is loopback, and the way to the others is its address.
-            here = network.interface_of(membership.master_addr)
-            own_address = membership.master_addr if here else worker.own_address()
-            interface = here or network.interface_of(own_address)
+            # On rank 0's own host the way to it is loopback, and its address the way to the others.
+            own_address = address_of_rank_0
+            interface = network.interface_of(own_address)
+            if not interface:
+                own_address = worker.own_address()
+                interface = network.interface_of(own_address)
+        host = worker.host
+        if not worker.resolves:  # a host need not know its own name
+            host = address_of_rank_0
         return JoinResult(
             membership,
-            # A host need not know its own name: the address, then, that the others have come to.
-            host=worker.host if worker.resolves else membership.master_addr or LOOPBACK,
+            host=host,
             port=worker.port,
             store_host=worker.address_of_rank_0(),
             own_address=own_address,
@@ -123,149 +151,112 @@ class Joined:
 
     def _listen(self) -> int:
         """Listen at the first port that is free."""
+        from .ports import PortInUse, describe_holder  # here, as only rank 0 needs it
+
         taken: list[tuple[int, str]] = []
         for port in self.plan.ports:
             try:
-                self.lease = None if self.plan.again and not taken else PortLease(port, self.plan)
-                self.listener = listening(port)
-            except PortInUse as reason:
-                if self.lease is not None:
-                    self.lease.close()
-                self._refuse_second_rank_0(LOOPBACK, port)
-                # And does not answer: it is past the rendezvous
-                if isinstance(reason, PortInUseByThisJob):
-                    why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
-                    raise DistbootError("duplicate-rank", why, _DUPLICATE) from None
+                self._listen_at(port, is_first=not taken)
+            except PortInUse as reason:  # noqa: PERF203 - there are five ports
+                self._refuse_second_process(port, reason)
                 why = str(reason)
-                if port == self.plan.ports[0]:  # which the job was given
-                    why += _held_by(port)
+                if port == self.plan.ports[0]:  # the port of the job
+                    why += describe_holder(port)
                 taken.append((port, why))
-                continue
-            _log_taken(taken, port)
-            return port
+            else:
+                _print_taken(taken, port)
+                return port
         reasons = "; ".join(f"{port}: {why}" for port, why in taken)
         text = f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}"
         raise DistbootError("port-taken", text, "set MASTER_PORT to a free port for all processes")
 
-    def _refuse_second_rank_0(self, host: str, port: int) -> None:
-        """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
-        with suppress(NoAnswerError):
-            Worker(replace(self.plan, hosts=(host,), ports=(port,))).try_once(
-                _CALL, time.monotonic() + _CALL
+    def _listen_at(self, port: int, *, is_first: bool) -> None:
+        from .ports import PortLease, listening
+
+        self.lease = None
+        # Else an agent around this one keeps the port
+        if not self.plan.again or not is_first:
+            self.lease = PortLease(port, self.plan)
+        self.listener = listening(port)
+
+    def _refuse_second_process(self, port: int, reason: Exception) -> None:
+        """Raise `duplicate-rank` if a process of this very job has a port."""
+        from .ports import PortInUseByThisJob
+
+        if self.lease is not None:
+            self.lease.close()
+        self._call_rank_0(LOOPBACK, port)
+        if isinstance(reason, PortInUseByThisJob):  # it does not answer: it has met its ranks
+            text = (
+                "rank 0 of this very job is on this host already, "
+                f"and its ranks have met at port {port}"
             )
+            raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE) from None
 
+    def _call_rank_0(self, host: str, port: int) -> None:
+        """Report to what listens there: rank 0 of this very job refuses a second one."""
+        from .worker import NoAnswerError, Worker
 
-def _log_taken(taken: Sequence[tuple[int, str]], port: int) -> None:
-    """Say which ports were taken, and at which the ranks meet instead."""
-    if taken:
-        reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
-        log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
+        plan = replace(self.plan, hosts=(host,), ports=(port,))
+        end = time.monotonic() + _CALL
+        with suppress(NoAnswerError):
+            Worker(plan).try_once(_CALL, end)
 
+    def _check_address(
+        self, coordinator: Coordinator, host: str, port: int, addresses: network.Found
+    ) -> None:
+        """Whether the other ranks can find this process at the address that all were given."""
+        is_elsewhere = bool(addresses) and not any(_is_own(*each) for each in addresses)
+        self._hint_at_unreachable(coordinator, host, addresses, is_elsewhere=is_elsewhere)
+        if is_elsewhere:
+            self._call_rank_0(host, port)
 
-def _held_by(port: int) -> str:
-    """Which process has a port, as far as that can be known: `" by process 4711: redis-server *:29500"`."""
-    from ..host import sockets  # here, as few jobs need these
-    from . import foreign
+    def _hint_at_unreachable(
+        self, coordinator: Coordinator, host: str, addresses: network.Found, *, is_elsewhere: bool
+    ) -> None:
+        """Print with missing ranks why they may not find rank 0."""
+        # Here, as the agent of `init` needs nothing else of detection
+        from ..detection.parse import is_loopback
 
-    process = sockets.listener(port)
-    if process:
-        return f" by {process}"
-    found = foreign.probe((socket.AF_INET, (LOOPBACK, port)))
-    if found is not None:
-        return f": the process that listens there {found.description}"
-    return ""
-
-
-def _hint_at_unreachable(
-    coordinator: Coordinator, given: str, addresses: network.Found, plan: JoinPlan
-) -> bool:
-    """Say with missing ranks why they may not find rank 0, if something speaks for it; whether it is elsewhere."""
-    # Here, as the agent of `init` needs nothing else of detection
-    from ..detection.parse import is_loopback
-
-    elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
-    where, problem = given, ""
-    if is_loopback(given):
-        problem = "works on one machine only" if plan.own.num_nodes != 1 else ""
-    elif not addresses:
-        problem = "does not resolve on this host"
-    elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
-        problem, address = "is not an address of this host", addresses[0][1][0]
-        where = given if address == given else f"{given}, {address}"
-    if problem and not plan.earlier:  # else they have found it before
+        plan = self.plan
+        where = host
+        problem = ""
+        if is_loopback(host):
+            if plan.own.num_nodes != 1:
+                problem = "works on one machine only"
+        elif not addresses:
+            problem = "does not resolve on this host"
+        elif is_elsewhere:  # as with a Service of Kubernetes, whose address no host has
+            problem = "is not an address of this host"
+            address = addresses[0][1][0]
+            if address != host:
+                where = f"{host}, {address}"
+        if not problem or plan.earlier:  # in an earlier round they have found it
+            return
         unit = coordinator.table.unit
-        name = _address_name(plan, unit)
+        name = f"the address of {unit} 0"
+        if plan.source == "MASTER_ADDR":
+            name = plan.source
+        own_name = escape_control(socket.gethostname())
         coordinator.reachability_hint = f"; {name} is {where}, which {problem}"
-        first = f"set MASTER_ADDR to the host of {unit} 0, which is {escape_control(socket.gethostname())}"
-        coordinator.hint = f"{first}; or {coordinator.hint}"
-    return elsewhere
+        coordinator.hint = (
+            f"set MASTER_ADDR to the host of {unit} 0, which is {own_name}; or {coordinator.hint}"
+        )
 
 
-def _address_name(plan: JoinPlan, unit: str) -> str:
-    if plan.source == "MASTER_ADDR":
-        return plan.source
-    return f"the address of {unit} 0"
+def _print_taken(taken: Sequence[tuple[int, str]], port: int) -> None:
+    """Print which ports were taken, and at which the ranks meet instead."""
+    if not taken:
+        return
+    reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
+    log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
 
 
-def _is_ours(family: int, address: Sequence[object]) -> bool:
+def _is_own(family: int, address: Sequence[object]) -> bool:
+    """Whether an address is one of this host."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError:
         return False
     return True
-
-
-class PortInUse(Exception):  # noqa: N818 - an answer, not an error
-    """Another process has a port; the text says how that was found out."""
-
-
-class PortInUseByThisJob(PortInUse):
-    """A process of this very job has the port: there are two rank 0."""
-
-
-class PortLease:
-    """Keeps other jobs that use distboot from a port of this host until it is closed.
-
-    Between the rendezvous of the wrapper and the moment when its script listens, no process does. A socket that is
-    bound without listening would not keep others away, so what is bound are names in the abstract namespace of Unix
-    sockets, which is as wide as that of the ports and ends with the process (unix(7)). Elsewhere nothing is reserved.
-
-    Raises:
-        PortInUse: another job has it; `PortInUseByThisJob`: this one has, which only jobs without a secret can tell.
-    """
-
-    def __init__(self, port: int, plan: JoinPlan) -> None:
-        self._names: list[socket.socket] = []
-        if sys.platform != "linux":
-            return
-        of_job = [] if plan.secret else [f"\0distboot-port-{port}-{plan.job}"]
-        for name in (*of_job, f"\0distboot-port-{port}"):
-            self._names.append(socket.socket(socket.AF_UNIX))
-            try:
-                self._names[-1].bind(name)
-            except OSError as error:
-                self.close()
-                kind = PortInUseByThisJob if name in of_job else PortInUse
-                raise kind(f"another job holds it: {error.strerror}") from None
-        # It ends with this process, not with its last data loader
-        os.register_at_fork(after_in_child=self.close)
-
-    def close(self) -> None:
-        for name in self._names:
-            name.close()
-
-
-def listening(port: int) -> socket.socket:
-    """A socket that listens at a port, for IPv4 and IPv6; `PortInUse`: it cannot."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    try:
-        return socket.create_server(
-            ("", port),
-            family=family,
-            backlog=socket.SOMAXCONN,
-            dualstack_ipv6=family == socket.AF_INET6,
-        )
-    except OSError as error:
-        # Its own text names the port once more: "Address already in use (while attempting to bind on address …)".
-        raise PortInUse(os.strerror(error.errno) if error.errno else str(error)) from None

@@ -1,8 +1,9 @@
-"""The messages of a job, in the order in which they are due; docs/explanation/rendezvous.md has them in a table.
+"""The messages of a job, in the order in which they are due.
 
-Rank 0 answers only when it has heard of all ranks. In place of Members and Go it may send Failed, which ends the job on
-every rank: a rank is missing, there twice, does not fit or has failed. In place of any message it may send Refused,
-which ends this connection only. What a rank says of its end is in `job.messages`.
+docs/explanation/rendezvous.md has them in a table. Rank 0 answers only when all ranks have
+reported. In place of Members and Go it may send Failed, which ends the job on every rank: a rank is
+missing, there twice, does not fit or has failed. In place of any message it may send Refused, which
+ends this connection only. How a rank ends is in `job.messages`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
 LONGEST_OFFER = 300  # characters
 LONGEST_FAILURE = 500  # characters
-_LONGEST_LINE, _MOST_LINES = 4000, 200  # characters; of stacks
-BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = (
-    "barrier()",
-    "main_first()",
-    "local_main_first()",
-    "init()",
-)
-SERVE = "parameter servers"  # that wait for rank 0 to be done, as long as that may take
+_LONGEST_LINE = 4000  # characters of a line for users
+_MOST_LINES = 200
+# The names of keys
+BARRIER = "barrier()"
+MAIN_FIRST = "main_first()"
+LOCAL_MAIN_FIRST = "local_main_first()"
+READY = "init()"
+SERVE = "parameter servers"  # these wait until rank 0 is done
+_KEY_NAMES = (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE)
 MOST_RANKS_A_NODE = 9999
 MOST_ROUNDS = 1_000_000
-# What to do about another VERSION
+# The hint for a different VERSION
 ONE_DISTBOOT = "install the same version of distboot on all nodes"
 
 line = text(LONGEST_TEXT)
@@ -55,9 +57,7 @@ _problem = several(line, 3, least=3, what="error")
 _facts = several(several(line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
-_key_name = valid(
-    lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE), "name of a key"
-)
+_key_name = valid(lambda value: value in _KEY_NAMES, "name of a key")
 _nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
 
 
@@ -79,24 +79,25 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This connection ends; `incompatible`: for the version of the protocol, and so does the job."""
+    """This connection ends."""
 
     why: str = of(line)
+    # Whether it ends for the version of the protocol: then the job ends, too
     incompatible: bool = of(flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where ranks wait for each other."""
+    """A place where ranks wait for each other."""
 
     # Of the call, for example "main_first()"; "init()" is where all get ready
     name: str = of(_key_name)
     node: int | None = of(optional(number), default=None)  # whose ranks these are; None: all
-    count: int = of(_count, default=1)  # how often they have come here
+    count: int = of(_count, default=1)  # how often they have made this call
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """The same for all counts."""
+        """What is the same for all counts."""
         return self.name, self.node
 
     @property
@@ -107,12 +108,14 @@ class Key:
     @property
     def text(self) -> str:
         """`"local_main_first() on node 1"`."""
-        return self.name if self.node is None else f"{self.name} on node {self.node}"
+        if self.node is None:
+            return self.name
+        return f"{self.name} on node {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job cannot begin, on every rank that hears it; or, with a key, a rank does not get past that."""
+    """The job cannot start, on every rank that receives this; with a key: the key has failed."""
 
     problem: Problem = of(_problem)
     key: Key | None = of(optional(nested(Key)), default=None)
@@ -120,9 +123,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What one rank says of itself; or the agent of a node, whose numbers are then those of nodes. None: not known.
+    """The report of one rank; or of the agent of a node, with the numbers of nodes.
 
-    Times are in seconds since the epoch; 0.0: not known.
+    None: not known. Times are in seconds since the epoch; 0.0: not known.
     """
 
     rank: int = of(number)
@@ -138,7 +141,7 @@ class WorkerInfo:
     local_world_size: int | None = of(optional(number), default=None)
     node_rank: int | None = of(optional(number), default=None)
     num_nodes: int | None = of(optional(number), default=None)
-    # Names and values that should be the same on all ranks
+    # Names and values, which should be the same on all ranks
     facts: tuple[tuple[str, str], ...] = of(_facts, default=())
     # Id of the accelerator that this rank will use
     device: str | None = of(optional(line), default=None)
@@ -147,10 +150,10 @@ class WorkerInfo:
     # Seconds that it will wait for the others from then on
     patience: float = of(time_or_duration, default=86400.0)
     started: float = of(time_or_duration, default=0.0)  # when its process began
-    detected: float = of(time_or_duration, default=0.0)  # when it knew what it says here
-    # How many ranks the agent starts, for its node; 0: it has the one rank that it speaks for.
+    detected: float = of(time_or_duration, default=0.0)  # when it had detected all this
+    # How many ranks the agent starts, for its node; 0: this is a rank itself
     ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
-    # Of the job, that it knows to come next; 0 also for an agent that is new
+    # Of the job, that comes next as far as it knows; 0 also for an agent that is new
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)  # what it was started with
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
@@ -173,36 +176,37 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """An agent has lost its connection, and goes on over this one."""
+    """An agent has lost its connection, and continues over this one."""
 
     agent: int = of(number)  # its first rank
-    process: str = of(line)  # as it was said when the ranks met
+    process: str = of(line)  # as in its `WorkerInfo`
     round: int = of(_round)
     received: int = of(integer(most=1 << 62))  # messages of rank 0's agent, in this round
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Rank 0's answer. What the other side has not received follows."""
+    """Rank 0's answer, before the messages that the other agent has not received."""
 
     received: int = of(integer(most=1 << 62))  # messages of the other agent
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank is ready to start its framework, or not; `offer` is for all others, which get it with Go."""
+    """A rank is ready to start its framework, or not."""
 
-    # Id of its accelerator, as far as the framework says it
+    # Id of its accelerator, if the framework knows it
     device: str | None = of(optional(line), default=None)
+    # For all others, which get it with Go
     offer: str | None = of(optional(_offer), default=None)
     problem: Problem | None = of(optional(_problem), default=None)  # for which it is not ready
-    framework: str = of(line, default="")  # has to be the same on all ranks; empty: it does not say
+    framework: str = of(line, default="")  # has to be the same on all ranks; empty: any
     count: int = of(_count, default=1)  # how often it has got ready
     limit: float = of(time_or_duration, default=86400.0)  # seconds that it waits for the others
 
     @property
     def key(self) -> Key:
-        """Where it waits."""
+        """The key at which it waits."""
         return Key(READY, None, self.count)
 
 
@@ -225,33 +229,33 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """A rank has come to a key, and waits there for so many seconds."""
+    """A rank has arrived at a key."""
 
     key: Key = of(nested(Key))
-    limit: float = of(time_or_duration)
-    # The others wait for this one, which has been through, and does not wait
+    limit: float = of(time_or_duration)  # seconds for which it waits
+    # Whether it is the leader, for which the others wait, and has left its block
     leads: bool = of(flag, default=False)
-    # Why the others are not to go on
+    # Why its block failed; None: it did not
     failure: str | None = of(optional(text(LONGEST_FAILURE)), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The rank may go on."""
+    """The rank may continue."""
 
     key: Key = of(nested(Key))
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The script of a rank has closed its context, and comes to no key any more."""
+    """The script of a rank has closed its context, and uses no more keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskStacks:
-    """A user on this host asks where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
+    """A user on this host asks rank 0's agent where all ranks are."""
 
-    pid: int = of(number, default=0)
+    pid: int = of(number, default=0)  # a process of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,29 +270,42 @@ class RequestStop:
     """A rank is asked to stop, and all with it, at the same read of `ctx.preempted`."""
 
     why: str = of(line)  # for example "SIGUSR1"
-    lasts: bool = of(flag, default=True)  # whether it is also one for the next context
+    lasts: bool = of(flag, default=True)  # whether the stop also holds for the next context
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """This connection is not used any more, and that is not a failure; `ended`: as rank 0 has ended well."""
+    """This connection is not used any more, and that is not a failure."""
 
-    ended: bool = of(flag, default=False)
+    ended: bool = of(flag, default=False)  # whether the reason is that rank 0 has ended well
 
 
 def as_error(problem: Problem, whose: str) -> DistbootError:
-    """The error that another process sent; its distboot may be newer and have a code that ours has not.
+    """The error that another process sent.
 
-    `whose` says which process has it, or says it; empty: it is not to be said.
+    `whose` names that process; empty: it is not named.
     """
-    code, what, hint = problem
-    what, hint = ("\n".join(map(escape_control, each.split("\n"))) for each in (what, hint))
+    code, message, hint = problem
+    if code not in CODES:  # of a newer distboot
+        code = "rank-failed"
+    message = _escaped(message)
+    if whose:
+        message = f"{whose}: {message}"
     return DistbootError(
-        code if code in CODES else "rank-failed", f"{whose}: {what}" if whose else what, hint
+        code,
+        message=message,
+        hint=_escaped(hint),
     )
+
+
+def _escaped(text: str) -> str:
+    """Without control characters, except for the ends of lines."""
+    lines = text.split("\n")
+    return "\n".join(map(escape_control, lines))
 
 
 def as_problem(error: DistbootError) -> Problem:
     """An error as it is sent, without the secret."""
-    said, hint = (without_secret(each)[:LONGEST_TEXT] for each in (error.message, error.hint))
-    return error.code, said, hint
+    message = without_secret(error.message)
+    hint = without_secret(error.hint)
+    return error.code, message[:LONGEST_TEXT], hint[:LONGEST_TEXT]

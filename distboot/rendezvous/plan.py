@@ -1,4 +1,8 @@
-"""How this process comes to join: what it knows of itself and of rank 0 becomes the plan of its agent."""
+"""How this process joins: what it knows of itself and of rank 0 becomes the plan of its agent.
+
+`plan_of` builds a `JoinPlan` in two parts: the report about this rank (`WorkerInfo`), which rank 0
+receives, and how to find rank 0.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.process import proc_stat, started
@@ -28,24 +34,40 @@ from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
-_PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
-# Whose versions all ranks should have alike.
+_PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to report it to the others
+# Packages whose versions should be the same on all ranks
 _FRAMEWORKS = (
-    *("torch", "tensorflow", "tensorflow_cpu", "jax", "horovod", "deepspeed", "mpi4py"),
-    *(
-        "lightning",
-        "pytorch_lightning",
-        "accelerate",
-        "transformers",
-        "nvidia_nccl_cu12",
-        "nvidia_nccl_cu13",
-    ),
+    "torch",
+    "tensorflow",
+    "tensorflow_cpu",
+    "jax",
+    "horovod",
+    "deepspeed",
+    "mpi4py",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "nvidia_nccl_cu12",
+    "nvidia_nccl_cu13",
 )
+# torch-2.13.0+cpu.dist-info, or Debian's torch-1.13.1.egg-info
+_METADATA = re.compile(r"([^-]+)-(.+)\.(?:dist|egg)-info")
 _FAMILIES = ("NCCL_", "GLOO_", "FI_")
-# May well differ from host to host, or is set for one rank on purpose.
+# These may differ from host to host, or are set for one rank on purpose.
 _OWN = re.compile(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
 _MOST_SETTINGS = 80  # settings
 _LONGEST_FACT = 200  # characters of a name or a value
+
+
+class _Part(NamedTuple):
+    """The part of this process in the job, besides its placement; see `plan_of`."""
+
+    framework: str
+    on_cpu: bool
+    ranks: int
+    round: int
+    max_restarts: int
 
 
 def plan_of(
@@ -63,52 +85,25 @@ def plan_of(
     earlier: tuple[EarlierAgent, ...] = (),  # of the round before
     ending: float = 0.0,  # seconds for rank 0's agent to end its ranks of that round
 ) -> tuple[JoinPlan, DistbootError | None]:
-    """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
-    try:
-        network.refuse_unknown(environ)
-    except DistbootError as error:
-        problem = problem or error
-    host = environ.get("DISTBOOT_HOST") or socket.gethostname()
-    ids = accelerators.visible(environ)
-    own = WorkerInfo(
-        rank=placement.rank,
-        launcher="distboot" if ranks else placement.launcher,
-        host=host,
-        node=_node(host),
-        pid=os.getpid(),
-        process=os.urandom(8).hex(),
-        world_size=placement.world_size,
-        facts=environment_facts(environ, len(ids), framework),
-        device=None if on_cpu or ranks else accelerators.own(ids, environ, placement.local_rank),
-        problem=None if problem is None else as_problem(problem),
-        started=0.0 if round else _own_start(),
-        detected=time.time(),
-        ranks=ranks,
-        round=round,
-        max_restarts=max_restarts,
-        heartbeat_timeout=heartbeat_timeout(environ),
-        # What an agent of a node knows of itself is not about its ranks.
-        **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
-    )
-    ports = candidate_ports(placement)
-    # A rank of an earlier round, if one is left, does not find the store of this one
-    first = round % len(ports)
+    """The plan for a placement with an address and a port, and why this rank cannot take part."""
+    problem = problem or _problem_of(environ)
+    part = _Part(framework, on_cpu, ranks, round, max_restarts)
+    own = _own_report(placement, environ, part, problem)
+    if problem is not None:
+        join_timeout = min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
     plan = JoinPlan(
         own=own,
         job=_job(placement, environ),
         secret=environ.get("DISTBOOT_SECRET", ""),
         hosts=tuple(hosts) or (str(placement.master_addr),),
-        ports=tuple(ports[first:] + ports[:first]),
+        ports=_ports_in_round(placement, round),
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
         doubt=_doubt(placement),
         size=_size(placement, environ),
-        # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
-        quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
+        quiet=_is_quiet(placement, ranks),
         again=inherited.about(placement, environ).met,
-        join_timeout=join_timeout
-        if problem is None
-        else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        join_timeout=join_timeout,
         earlier=earlier,
         ending=ending,
         programs=LAUNCHERS[placement.launcher].programs,
@@ -117,52 +112,132 @@ def plan_of(
     return plan, problem
 
 
+def _problem_of(environ: Mapping[str, str]) -> DistbootError | None:
+    try:
+        network.refuse_unknown(environ)
+    except DistbootError as error:
+        return error
+    return None
+
+
+def _own_report(
+    placement: Placement,
+    environ: Mapping[str, str],
+    part: _Part,
+    problem: DistbootError | None,
+) -> WorkerInfo:
+    """What this rank reports to rank 0; or this agent of a node."""
+    host = environ.get("DISTBOOT_HOST") or socket.gethostname()
+    ids = accelerators.visible(environ)
+    device = None
+    started_at = 0.0
+    if not part.on_cpu and not part.ranks:
+        device = accelerators.own(ids, environ, placement.local_rank)
+    if not part.round:
+        started_at = _own_start()
+    own = WorkerInfo(
+        rank=placement.rank,
+        launcher=placement.launcher,
+        host=host,
+        node=_node(host),
+        pid=os.getpid(),
+        process=os.urandom(8).hex(),
+        world_size=placement.world_size,
+        local_rank=placement.local_rank,
+        local_world_size=placement.local_world_size,
+        node_rank=placement.node_rank,
+        num_nodes=placement.num_nodes,
+        facts=environment_facts(environ, len(ids), part.framework),
+        device=device,
+        started=started_at,
+        detected=time.time(),
+        ranks=part.ranks,
+        round=part.round,
+        max_restarts=part.max_restarts,
+        heartbeat_timeout=heartbeat_timeout(environ),
+    )
+    if problem is not None:
+        own = replace(own, problem=as_problem(problem))
+    if part.ranks:
+        # What an agent of a node knows of itself is not about its ranks.
+        unknown: dict[str, Any] = dict.fromkeys(LEFT_OPEN)
+        own = replace(own, launcher="distboot", **unknown)
+    return own
+
+
+def _ports_in_round(placement: Placement, round_: int) -> tuple[int, ...]:
+    """The ports to try; a rank of an earlier round, if one is left, does not find this store."""
+    ports = candidate_ports(placement)
+    first = round_ % len(ports)
+    return tuple(ports[first:] + ports[:first])
+
+
+def _is_quiet(placement: Placement, ranks: int) -> bool:
+    """Whether another process on this node prints what all of them wait for.
+
+    On rank 0's own node that is rank 1, as rank 0 may be missing.
+    """
+    is_first = placement.local_rank in (None, 0)
+    return not any((is_first, placement.rank == 1, ranks))
+
+
 def candidate_ports(placement: Placement) -> list[int]:
     """The ports to try in this order, the same on all ranks."""
-    job = f"{placement.job_id}:{placement.master_port}"
-    derived = [derived_port(f"{job}:{number}") for number in range(1, _CANDIDATES + 1)]
+    ports = []
+    for number in range(1, _CANDIDATES + 1):
+        ports.append(derived_port(f"{placement.job_id}:{placement.master_port}:{number}"))
     if LAUNCHERS[placement.launcher].serves_master_port:
-        return derived
-    return [placement.master_port or 0, *derived[1:]]
+        return ports
+    ports[0] = placement.master_port or 0
+    return ports
 
 
 def _doubt(placement: Placement) -> str:
-    """Why the number of nodes may be wrong; empty where it is sure."""
+    """Why the number of nodes may be wrong; empty: it is certain."""
     if placement.sources.get("num_nodes") != NODES_OF_WORLD_SIZE:
         return ""
     return (
-        f"WORLD_SIZE={placement.num_nodes} was taken for the number of nodes; if it counts processes or GPUs, set "
-        "NUM_NODES to the number of nodes"
+        f"WORLD_SIZE={placement.num_nodes} was taken for the number of nodes; "
+        "if it counts processes or GPUs, set NUM_NODES to the number of nodes"
     )
 
 
 def _size(placement: Placement, environ: Mapping[str, str]) -> str:
-    """`"WORLD_SIZE=4"`: how many processes join, where no launcher that counts them has set it; else empty."""
+    """`"WORLD_SIZE=4"`: how many processes join; empty if a launcher that counts them has set it."""
     source = placement.sources.get("world_size", "")
-    if source not in environ:
-        return ""
-    if LAUNCHERS[placement.launcher].programs:
+    is_counted = LAUNCHERS[placement.launcher].programs
+    if is_counted or source not in environ:
         return ""
     return f"{source}={placement.world_size}"
 
 
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:
-    """A digest of what tells this job from others. With the port, as torchrun's job id is often "none"."""
-    _, outer = inherited.strip(environ)
-    launcher = LAUNCHERS[placement.launcher]
-    words = [placement.job_id, placement.master_port]
-    # Then all ranks have inherited the same environment, from the same process
+    """A digest that other jobs do not have. With the port: torchrun's job id is often "none"."""
+    words: list[object] = [placement.job_id, placement.master_port]
+    # On one node all ranks have inherited the same environment, from the same process.
     if placement.num_nodes == 1:
-        if outer.launches or outer.fields.get("launcher", placement.launcher) != placement.launcher:
-            # Each process of an outer job may have started one
-            words.append(environ[inherited.VARIABLE])
-        elif launcher.same_port_for_all_jobs and placement.job_id is None:
-            words.append(_ancestor(launcher.programs[0]))
+        words += _words_of_process_above(placement, environ)
     return inherited.digest(":".join(map(str, words)))
 
 
+def _words_of_process_above(
+    placement: Placement,
+    environ: Mapping[str, str],
+) -> list[object]:
+    """What differs between jobs that start out with the same environment; empty: nothing does."""
+    _, outer = inherited.strip(environ)
+    outer_launcher = outer.fields.get("launcher", placement.launcher)
+    if outer.launches or outer_launcher != placement.launcher:
+        # Each process of an outer job may have started one
+        return [environ[inherited.VARIABLE]]
+    launcher = LAUNCHERS[placement.launcher]
+    if launcher.same_port_for_all_jobs and placement.job_id is None:
+        return [_ancestor(launcher.programs[0])]
+    return []
+
+
 def _ancestor(module: str) -> int | None:
-    """The process that runs this module, above this one; None: no process does, or it cannot be seen from here."""
+    """The process above this one that runs a module; None: none does, or it is not visible."""
     pid = os.getppid()
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:
@@ -176,13 +251,15 @@ def _ancestor(module: str) -> int | None:
 def environment_facts(
     environ: Mapping[str, str], devices: int, framework: str
 ) -> tuple[tuple[str, str], ...]:
-    """What all ranks should have alike, as pairs like ("torch", "2.13.0"); a setting's name ends in "=".
+    """What should be the same on all ranks, as pairs like ("torch", "2.13.0").
 
-    Nothing is imported to learn a version: the names of the installed packages' metadata folders say it.
+    The name of a setting ends in "=". Nothing is imported to learn a version: the folders with the
+    metadata of the installed packages have it in their names.
     """
+    version = ".".join(map(str, sys.version_info[:3]))
     found = {
-        # With its place: another Python on one node explains all other differences.
-        "Python": f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}",
+        # With its place: a different Python on one node explains all other differences.
+        "Python": f"{version} in {sys.prefix}",
         "distboot": __version__,
         FRAMEWORK: framework,
         **_installed(sys.path),
@@ -191,33 +268,37 @@ def environment_facts(
     driver = accelerators.nvidia_driver()
     if driver is not None:
         found["NVIDIA driver"] = driver
-    settings = sorted(
-        name for name in environ if name.startswith(_FAMILIES) and not _OWN.fullmatch(name)
-    )
-    found |= {f"{name}=": environ[name] for name in settings[:_MOST_SETTINGS]}
-    return tuple(
-        sorted((name[:_LONGEST_FACT], value[:_LONGEST_FACT]) for name, value in found.items())
-    )
+    for name in list(filter(_is_setting, sorted(environ)))[:_MOST_SETTINGS]:
+        found[f"{name}="] = environ[name]
+    facts = []
+    for name, value in found.items():
+        facts.append((name[:_LONGEST_FACT], value[:_LONGEST_FACT]))
+    return tuple(sorted(facts))
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith(_FAMILIES) and not _OWN.fullmatch(name)
 
 
 def _installed(folders: Iterable[str]) -> dict[str, str]:
     """Versions of the frameworks that this Python would import."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in folders:
+        names: list[str] = []
         with suppress(OSError):
-            for name in os.listdir(folder or "."):
-                # torch-2.13.0+cpu.dist-info, or Debian's torch-1.13.1.egg-info
-                package, _, version = (
-                    name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")
-                )
-                if version and name.endswith("-info") and package.lower() in _FRAMEWORKS:
-                    # The first on the path is the one that is imported
-                    found.setdefault(package.lower(), version)
-    return {name: found[name] for name in _FRAMEWORKS if name in found}
+            names = os.listdir(folder or ".")
+        for match in filter(None, map(_METADATA.fullmatch, names)):
+            # The first on the path is the one that is imported.
+            versions.setdefault(match[1].lower(), match[2])
+    found = {}
+    for name in _FRAMEWORKS:
+        if name in versions:
+            found[name] = versions[name]
+    return found
 
 
 def _own_start() -> float:
-    """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
+    """When this process began, in seconds since the epoch; 0.0 without /proc."""
     try:
         begin = started()
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -230,7 +311,7 @@ def _own_start() -> float:
 
 
 def _node(host: str) -> str:
-    """What is equal on two ranks on one host, or in one container with its network."""
+    """A text that is the same for two ranks on one host, or in one container with its network."""
     boot = os.uname().nodename
     own_network = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

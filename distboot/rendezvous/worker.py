@@ -19,7 +19,7 @@ Two things make this longer than a loop:
   attempt may find a closed port where a foreign process had answered before.
 
 Once the report is sent, the wait for the answer lasts until the join timeout, and a little longer:
-rank 0 has the same timeout, and its answer says which ranks are missing.
+rank 0 has the same timeout, and its answer names the missing ranks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ from typing import Any
 from ..base.errors import DistbootError
 from ..base.text import format_address, short_repr
 from ..host.network import Backoff, is_this_host, look_up
-from . import foreign
 from .connection_pool import DetachedConnection
 from .membership import (
-    COME_BACK,
     JoinPlan,
     Membership,
-    describe_earlier,
 )
 from .messages import (
     ONE_DISTBOOT,
@@ -60,6 +57,10 @@ from .protocol import (
     random_nonce,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import foreign
+
 # Seconds for an unknown process to answer, which double: rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0
 _LAST_LIMIT = 10.0
@@ -77,7 +78,7 @@ _SILENT = "a process listens there, and does not answer as rank 0"
 
 
 class NoAnswerError(Exception):
-    """An attempt failed; the text says how."""
+    """An attempt failed; the text tells how."""
 
 
 class UnreachableError(NoAnswerError):
@@ -93,8 +94,9 @@ class _SilentError(NoAnswerError):
 
 
 class Worker:
-    """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once
-    it was.
+    """A rank other than 0 in the rendezvous.
+
+    `host` and `port` are where rank 0 was reached, once it was.
     """
 
     def __init__(
@@ -244,6 +246,8 @@ class Worker:
 
     def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
         """What listens there, if it is not distboot. A silent process is asked later."""
+        from . import foreign  # here and below, as few jobs need it
+
         received = self._frames.pending
         if foreign.identify(foreign.SERVERS, received) is not None:
             received = foreign.read_more(connection, received)
@@ -274,6 +278,8 @@ class Worker:
         """Ask a silent process what it is; the failure with the answer."""
         if not isinstance(failure, _SilentError):
             return failure
+        from . import foreign
+
         found = foreign.probe(self._address)
         if found is not None:
             self._asked[self._address] = found
@@ -378,6 +384,8 @@ class Worker:
         text = f"{self._unit} 0 did not answer at {where} within {plan.join_timeout:g} s: {why}"
         if self._refusal not in ("", str(why)):
             text += f"; before that, {self._refusal}"
+        from .earlier import describe_earlier  # here and below, as few jobs need it
+
         rank_0 = [agent for agent in plan.earlier if agent.number == 0]
         text += describe_earlier(rank_0, self._unit)
         if isinstance(why, _UnresolvedError):
@@ -392,6 +400,8 @@ class Worker:
         if self._refusal:
             return self._remedy
         if self._plan.earlier:
+            from .earlier import COME_BACK
+
             return COME_BACK
         unit = self._unit
         hint = (

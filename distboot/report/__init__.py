@@ -1,1 +1,5 @@
-"""The report of a job: pure functions of its events (`rendezvous/events`), and the file it is written to."""
+"""The report of a job: the summary line, the page and the JSON, from its events.
+
+`content` is pure: it makes them of `rendezvous/events`, with `job_state` and `steps`. `files`
+writes them.
+"""

@@ -9,6 +9,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from ..base.errors import DistbootError
@@ -20,14 +21,11 @@ from ..base.text import (
     without_secret,
 )
 from ..base.version import __version__
-from ..rendezvous.events import (
-    CALLED,
-    PLACE,
-    Event,
-    JobState,
-    slowest,
-)
-from ..rendezvous.membership import Membership, node_size
+from ..rendezvous.events import CALLED, PLACE, Event
+from ..rendezvous.membership import Membership
+from ..rendezvous.numbering import node_size
+from .job_state import JobState
+from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
@@ -92,7 +90,13 @@ def summary_line(
 ) -> str:
     """How the job ended, in one line for people.
 
-    `exit_code` is that of the job, if it differs from a good end; `rounds` are those that failed before.
+    Args:
+        events: of the last round.
+        membership: of that round.
+        doubts: whether a good end is to be doubted.
+        now: when the job ends.
+        exit_code: of the job; None: no failure and no signal has ended it.
+        rounds: those that failed before.
     """
     job = JobState(events)
     codes = defaultdict(list)
@@ -109,7 +113,10 @@ def summary_line(
 
 
 def _with_exit_codes(begin: str, codes: Mapping[str, Sequence[int]], of_job: int | None) -> str:
-    """The line with the exit code of the job and those of its ranks, which are counted where it would be too long."""
+    """The line with the exit codes of the job and of its ranks.
+
+    The ranks are only counted if the line would be too long.
+    """
     named = []
     numbered = []
     if of_job is not None:
@@ -130,7 +137,7 @@ def _how_it_ended(
     events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
 ) -> str:
     if job.root_cause is not None:
-        # The whole text was printed when it happened. New is where that rank was, and when it was.
+        # The whole text was printed when it happened. This adds where and when that was.
         cause = job.root_cause.details
         end = ": | while " if job.is_failure else ", on "
         short = re.split(end, cause["text"], maxsplit=1)[0]
@@ -142,7 +149,7 @@ def _how_it_ended(
 
 
 def _why(rest: str) -> str:
-    """What follows the first words of a headline, as far as a summary has room: `": ValueError: …, in load (…)"`."""
+    """What follows the first words of a headline, cut short: `": ValueError: …, in load (…)"`."""
     if not rest.startswith(": "):
         return ""
     _, then, failed = rest.partition("; then ")
@@ -164,16 +171,23 @@ def _brief(headline: str, most: int) -> str:
 
 
 def _earlier(rounds: Rounds, current: int) -> str:
-    """Why each round before the current one ended: `" after 1 restart (round 0: rank 1 failed first: …)"`."""
+    """Why each round before the current one ended.
+
+    `" after 1 restart (round 0: rank 1 failed first: …)"`
+    """
     earlier = [one for one in rounds if one["round"] < current]
     if not earlier:
         return ""
     shown = earlier[-_MOST_ROUNDS:]
     most = _LONGEST_ROUNDS // len(shown)
-    each = [f"round {one['round']}: {_brief(one['text'], most)}" for one in shown]
+    each = []
+    for one in shown:
+        text = _brief(one["text"], most)
+        each.append(f"round {one['round']}: {text}")
     if len(shown) < len(earlier):
         each.insert(0, "…")
-    return f" after {counted(len(earlier), 'restart')} ({'; '.join(each)})"
+    restarts = counted(len(earlier), "restart")
+    return f" after {restarts} ({'; '.join(each)})"
 
 
 def _began(rounds: Rounds, registered: float) -> float:
@@ -299,7 +313,7 @@ def _startup_headline(
 def _report(
     events: Sequence[Event], job: JobState, now: float, rounds: Rounds, fields: Mapping[str, object]
 ) -> dict[str, object]:
-    """All fields of a report, in their order; `fields` has those that are not the same in all."""
+    """All fields of a report, in their order; `fields` has those that differ between reports."""
     started = events[0]
     shown = _most_telling(events)
     return {
@@ -438,9 +452,10 @@ class _Missing(NamedTuple):
     def of(cls, joined: Iterable[int], world_size: int) -> _Missing:
         runs = _missing_runs(joined, world_size)
         total = sum(map(len, runs))
-        if total > _MOST_MISSING:
-            return cls(total, [], [[run[0], run[-1]] for run in runs])
-        return cls(total, [rank for run in runs for rank in run], [])
+        if total <= _MOST_MISSING:
+            return cls(total, list(chain.from_iterable(runs)), [])
+        ends = [[run[0], run[-1]] for run in runs]
+        return cls(total, [], ends)
 
 
 def _missing_runs(joined: Iterable[int], world_size: int) -> list[range]:

@@ -1,5 +1,4 @@
-"""The file of the report: checked before anything starts, and written as a whole at the end, or not
-at all.
+"""The file of the report: checked before the job starts, written whole at its end, or not at all.
 
 `StartupReport` writes the report of a job that does not start. The page is `page.html` with the
 report in it, as data for its script, and as text for browsers without one.
@@ -40,6 +39,8 @@ _OUTCOMES = {
     "stopped": "stopped by an external signal",
     "started": "started",
 }
+# Of a failure, by whether it is an error of distboot, which are those of the start
+_TITLES = {False: "First failure", True: "Why it did not start"}
 # The sidecar's output is not the script's, and a log must not be replaced.
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
 
@@ -136,10 +137,9 @@ def page(content: Mapping[str, Any]) -> str:
 
 def _failure_title(content: Mapping[str, Any]) -> str:
     failure = content["first_failure"]
-    if failure and failure["code"]:
-        return "Why it did not start"
     if failure:
-        return "First failure"
+        is_of_start = failure["code"] is not None
+        return _TITLES[is_of_start]
     if content["stopped"] is not None:
         return "Why it stopped"
     return ""
@@ -160,9 +160,7 @@ def _is_special(path: str) -> bool:
 
 
 def _start_file(path: str) -> tuple[int, str, str]:
-    """Open a new file beside the path, to be renamed to it: its descriptor, its name, and the new
-    name.
-    """
+    """Open a new file beside the path: its descriptor, its name, and the name that it will get."""
     # stat follows a link: the kernel refuses one of another user (fs.protected_symlinks), a rename
     # would not.
     mode = None

@@ -15,9 +15,9 @@ def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool
     def report() -> None:
         if _is_interrupt() or has_context():  # the agent of a context knows why it ends
             return
-        from ..job.exit_status import leave  # here, as most scripts end well
+        from ..agent import platform_log  # here, as most scripts end well
 
-        leave(str(error))
+        platform_log.write(str(error))
 
     at_end(exited=report, failed=report)
 
@@ -29,9 +29,9 @@ def report_exception_at_exit() -> None:
     def report() -> None:
         if _is_interrupt():
             return
-        from ..job.exit_status import leave_uncaught  # here, as most scripts end well
+        from ..agent import platform_log  # here, as most scripts end well
 
-        leave_uncaught()
+        platform_log.write_uncaught()
 
     at_end(failed=report)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.text import did_you_mean, short_repr
+from ..detection.order import LAUNCHERS
 
 _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
 _STOPPING = 10.0  # seconds for a process to end after a signal
@@ -26,34 +27,15 @@ _HINT = (
 )
 
 # The variables of a rank by launcher, besides MASTER_ADDR and MASTER_PORT, which job scripts and
-# platforms set. Open MPI 5, without the address of its server: MPI itself cannot be used.
-_MPIRUN = """
-OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={local}
-OMPI_COMM_WORLD_LOCAL_SIZE={per_node} OMPI_COMM_WORLD_NODE_RANK={local} OMPI_UNIVERSE_SIZE={size}
-OMPI_WORLD_SIZE={size} OMPI_WORLD_LOCAL_SIZE={per_node} OMPI_VERSION=5.0.11
-"""
+# platforms set. Those of Open MPI are without the address of its server: MPI itself cannot be used.
 VARIABLES: Mapping[str, str] = {
-    "mpirun": _MPIRUN,
-    # Slurm 22.05.
-    "srun": """
-SLURM_JOB_ID=4711 SLURM_JOBID=4711 SLURM_STEP_ID=0 SLURM_STEPID=0
-SLURM_PROCID={rank} SLURM_LOCALID={local}
-SLURM_NTASKS={size} SLURM_NPROCS={size} SLURM_STEP_NUM_TASKS={size} SLURM_NTASKS_PER_NODE={per_node}
-SLURM_NODEID={node} SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_STEP_NUM_NODES={nodes}
-SLURM_JOB_NODELIST={hosts} SLURM_NODELIST={hosts} SLURM_STEP_NODELIST={hosts}
-SLURMD_NODENAME=node-{node}
-SLURM_TASKS_PER_NODE={per_node}(x{nodes}) SLURM_STEP_TASKS_PER_NODE={per_node}(x{nodes})
-SLURM_SRUN_COMM_HOST=node-0 SLURM_STEP_LAUNCHER_PORT=1
-""",
-    # PyTorch 2.13; the script starts its own store.
-    "torchrun": """
-RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} LOCAL_WORLD_SIZE={per_node} GROUP_RANK={node}
-GROUP_WORLD_SIZE={nodes} ROLE_NAME=default ROLE_RANK={rank} ROLE_WORLD_SIZE={size}
-OMP_NUM_THREADS=1 TORCHELASTIC_RUN_ID=try TORCHELASTIC_RESTART_COUNT=0
-TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
-""",
+    "mpirun": LAUNCHERS["openmpi"].sample,
+    "srun": LAUNCHERS["slurm"].sample,
+    "torchrun": LAUNCHERS["torchrun"].sample,
     # Azure ML's distribution of type mpi
-    "azureml mpi": f"{_MPIRUN} AZUREML_RUN_ID=try AZ_BATCH_MASTER_NODE=node-0:6000",
+    "azureml mpi": (
+        f"{LAUNCHERS['openmpi'].sample} AZUREML_RUN_ID=try AZ_BATCH_MASTER_NODE=node-0:6000"
+    ),
     # A PyTorchJob of the training operator: RANK counts pods, and there is no local rank.
     "kubeflow": """
 RANK={rank} WORLD_SIZE={size} PYTHONUNBUFFERED=1 PET_NNODES={nodes} PET_NPROC_PER_NODE=auto

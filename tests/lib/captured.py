@@ -5,53 +5,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inside import INNERMOST_FIRST
 from inside import NUMBERS as _FIELDS
 
 from distboot import DistbootError, Placement, detect
 
 _FOLDER = Path(__file__).parents[1] / "captures"
 
-# Families of variables by which a launcher around the tests and benchmarks themselves could leak into what they start.
-_LAUNCHER_PREFIXES = (
-    "ALPS_",
-    "AWS_BATCH_",
-    "AZ_",
-    "AZUREML_",
-    "CROSS_",
-    "DISTBOOT_",
-    "FLUX_",
-    "GROUP_",
-    "HOROVOD_",
-    "HYDRA_",
-    "I_MPI_",
-    "JOB_COMPLETION_INDEX",
-    "JSM_",
-    "KUBERNETES_",
-    "LOCAL_",
-    "LSB_",
-    "LSF_",
-    "MASTER_",
-    "MPI_",
-    "MV2_",
-    "NODE_RANK",
-    "OMPI_",
-    "PALS_",
-    "PBS_",
-    "PET_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "RANK",
-    "ROLE_",
-    "SLURM_",
-    "SM_",
-    "TF_CONFIG",
-    "TORCHELASTIC_",
-    "TRAINING_JOB_NAME",
-    "VC_",
-    "VK_",
-    "WORLD_SIZE",
+# The variables by which a launcher around the tests and benchmarks themselves could leak into what they
+# start: those of platforms, and of every launcher in the order.
+_OF_PLATFORMS = (
+    *("ALPS_", "AZ_", "AZUREML_", "KUBERNETES_", "LSB_", "LSF_", "PBS_"),
+    *("AWS_BATCH_", "I_MPI_", "LOCAL_", "MASTER_", "PRTE_", "TRAINING_JOB_NAME"),
 )
+
+
+def _prefix(variable: str) -> str:
+    """OMPI is a family, TF_CONFIG a whole name."""
+    if "_" in variable or variable == "RANK":
+        return variable
+    return f"{variable}_"
+
+
+_OF_LAUNCHERS = [variable for entry in INNERMOST_FIRST for variable in entry.variables]
+_LAUNCHER_PREFIXES = (*_OF_PLATFORMS, *map(_prefix, _OF_LAUNCHERS))
 
 # field of Placement -> name in a capture's `expected`
 NUMBERS = dict(

@@ -5,6 +5,7 @@ from here, so that moving or renaming a part changes one file.
 """
 
 from distboot import frameworks
+from distboot.agent.claims import Claims
 from distboot.agent.launcher_process import find
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
@@ -18,6 +19,7 @@ from distboot.detection import signs, surroundings
 from distboot.detection.detect import refuse_unless_rank
 from distboot.detection.export import for_launcher, merged, variables
 from distboot.detection.here import detect_here
+from distboot.detection.launchers import sample_of
 from distboot.detection.launchers.tf_config import corrected
 from distboot.detection.local_rank_option import (
     with_local_rank,
@@ -25,7 +27,7 @@ from distboot.detection.local_rank_option import (
     wrong_local_rank,
 )
 from distboot.detection.node_platform import NodePlatform, ranks_per_node
-from distboot.detection.order import LAUNCHERS, node_platforms
+from distboot.detection.order import INNERMOST_FIRST, LAUNCHERS, node_platforms
 from distboot.detection.placement import FIELDS, NUMBERS
 from distboot.frameworks import Options, jax, preload
 from distboot.frameworks._base import imported
@@ -33,9 +35,11 @@ from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host import DERIVED_PORTS, cpus, free_port
 from distboot.host.cpus import of_all
 from distboot.rendezvous.foreign import CLOSES
-from distboot.rendezvous.membership import JoinTable, build_membership
+from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
+from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.protocol import Frames, decode
+from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
 
@@ -44,8 +48,10 @@ __all__ = [
     "CODES",
     "DERIVED_PORTS",
     "FIELDS",
+    "INNERMOST_FIRST",
     "LAUNCHERS",
     "NUMBERS",
+    "Claims",
     "Frames",
     "Go",
     "JoinTable",
@@ -59,6 +65,7 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "alone",
+    "bound_cpus",
     "build_membership",
     "command_error",
     "corrected",
@@ -84,6 +91,7 @@ __all__ = [
     "ranks_per_node",
     "refuse_idle_accelerators",
     "refuse_unless_rank",
+    "sample_of",
     "signs",
     "surroundings",
     "text",

@@ -27,7 +27,8 @@ from distboot.job.keys import Keys
 from distboot.job.messages import KINDS, Register, StopAt
 from distboot.job.root_cause import ranks_of
 from distboot.rendezvous.events import EventLog
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Arrive, Failed, Ready
 from distboot.rendezvous.protocol import Channel, Frames
 

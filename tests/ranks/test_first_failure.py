@@ -13,7 +13,7 @@ from launched import in_both_ways
 from process1 import NAMESPACE, needs_namespace
 from supervised import FAILING, Start
 
-from distboot.job import exit_status
+from distboot.agent import platform_log
 
 # In the place of /dev and /opt, which are the machine's: the same with a file, or a folder, more.
 _MOUNTS = """
@@ -158,36 +158,36 @@ except distboot.DistbootError:
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "termination-log"
-    monkeypatch.setattr(exit_status, "_KUBERNETES", str(path))
+    monkeypatch.setattr(platform_log, "_KUBERNETES", str(path))
     return path
 
 
 def test_missing_termination_log_is_not_created(log: Path) -> None:
-    exit_status.leave("rank 1 failed first")
+    platform_log.write("rank 1 failed first")
     assert not log.exists()
     os.mkfifo(log)
     pipe = os.open(log, os.O_RDWR | os.O_NONBLOCK)
     os.write(pipe, b"distboot: ")
-    exit_status.leave("rank 1 failed first", replaces=True)
+    platform_log.write("rank 1 failed first", replaces=True)
     assert os.read(pipe, 100) == b"distboot: "  # what is no file is left alone
     os.close(pipe)
 
 
 def test_root_cause_replaces_what_is_less_certain(log: Path) -> None:
     log.touch()
-    exit_status.leave("rank 2 failed first, and this was a longer text")
-    exit_status.leave("rank 3 failed first")
-    exit_status.leave("rank 1 failed first", replaces=True)
+    platform_log.write("rank 2 failed first, and this was a longer text")
+    platform_log.write("rank 3 failed first")
+    platform_log.write("rank 1 failed first", replaces=True)
     assert log.read_text() == "distboot: rank 1 failed first"
     log.write_text("of the script")
-    exit_status.leave("rank 1 failed first", replaces=True)
+    platform_log.write("rank 1 failed first", replaces=True)
     assert log.read_text() == "of the script"
 
 
 @pytest.mark.parametrize("headline", ["short", "\N{GRINNING FACE}" * 5000])
 def test_long_termination_log_keeps_headline_and_end(log: Path, headline: str) -> None:
     log.touch()
-    exit_status.leave(
+    platform_log.write(
         "\n".join([headline, *(f"line {number}: \udcff" for number in range(1000)), "the end"])
     )
     first, mark, *_, last = log.read_text().split("\n")
@@ -201,5 +201,5 @@ def test_termination_log_on_a_full_disk_is_partial(
     log.touch()
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:14], at))
-    exit_status.leave("rank 1 failed first")
+    platform_log.write("rank 1 failed first")
     assert log.read_bytes() == b"distboot: rank"

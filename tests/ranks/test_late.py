@@ -15,16 +15,12 @@ from supervised import Job, Start, raised, until
 from distboot.base.settings import SupervisionSettings
 from distboot.host import free_port
 from distboot.job.exit_status import ExitStatus
-from distboot.job.late import (
-    Late,
-    LateWatch,
-    find_late,
-    may_be_late,
-    text_of,
-)
+from distboot.job.find_late import Late, find_late, may_be_late
+from distboot.job.late import LateWatch
 from distboot.job.messages import Locate, Position, Stalled
 from distboot.job.root_cause import RankState, RootCause
 from distboot.job.stacks import Stacks, frame
+from distboot.job.wait import Wait
 from distboot.rendezvous.events import EventLog
 from distboot.script.progress import Movement
 from distboot.tools import stacks
@@ -53,6 +49,11 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
         0,
         stacks,
     )
+
+
+def described(late: Late, positions: dict[int, Position]) -> str:
+    """The text for ranks that have waited for `AFTER` seconds."""
+    return Wait(late, positions, AFTER, AFTER).describe("waiting for {}", MEMBERS, AFTER)
 
 
 # What is said of each, if it is not said as of another one.
@@ -148,7 +149,7 @@ def test_ranks_that_do_not_come_are_late(
 ) -> None:
     found = dict(enumerate(positions))
     assert find_late(found, {}, AFTER) == late
-    assert late is None or said in ("", text_of(late, found, MEMBERS, "waiting for {}", 60))
+    assert late is None or said in ("", described(late, found))
 
 
 def test_busy_rank_without_numbers_waits_at_same_stack() -> None:
@@ -165,7 +166,7 @@ def test_idle_ranks_at_the_same_places_stand_still() -> None:
     assert find_late(idle, {}, AFTER) is None
     late = find_late(idle, idle, AFTER)
     assert late == Late([0, 1], [])
-    assert text_of(late, idle, MEMBERS, "", 60) == (
+    assert described(late, idle) == (
         "no rank has moved for 60 s, to judge by the stacks: rank 0 is in load_batch (data.py:41), "
         "rank 1 is in step (train.py:9)"
     )
@@ -274,12 +275,13 @@ def test_ended_rank_is_named_where_others_wait() -> None:
 def test_rank_that_has_ended_is_not_late() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
-    assert job.watch.late == Late([1], [0, 2], "0")
+    assert job.watch.wait is not None
+    assert job.watch.wait.late == Late([1], [0, 2], "0")
     job.members[1].end = ExitStatus(code=0)
     job.watch.leave(1)
     for now in (500.0, 500.0):
         job.watch.turn(now)
-    assert job.watch.late == Late([], [0, 2])
+    assert job.watch.wait.late == Late([], [0, 2])
 
 
 def test_question_of_a_user_keeps_pending_reports() -> None:

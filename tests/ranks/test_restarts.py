@@ -16,11 +16,13 @@ from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import ENDS, Job, Start, raised, until
 
 from distboot.agent.orphans import end_orphans
+from distboot.agent.restarts import Restarts
+from distboot.base.process import MPI_LIBRARY
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
-from distboot.job.restarts import MPI_LIBRARY, Restarts
 from distboot.job.root_cause import RankState, from_exit
-from distboot.rendezvous.membership import EarlierAgent, describe_earlier
+from distboot.rendezvous.earlier import describe_earlier
+from distboot.rendezvous.membership import EarlierAgent
 from distboot.rendezvous.messages import Refused
 
 _ROUND = """

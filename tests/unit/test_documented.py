@@ -13,7 +13,7 @@ from documented import (
     TRAINJOB,
     VOLCANO,
 )
-from inside import DERIVED_PORTS, LAUNCHERS
+from inside import DERIVED_PORTS, INNERMOST_FIRST, LAUNCHERS, sample_of
 
 from distboot import detect
 
@@ -228,3 +228,31 @@ def test_one_problem_of_processes_numbered_by_hand() -> None:
     refusal = refused({**LIGHTNING, "NODE_RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
     assert refusal.message.count("NODE_RANK") == 1, refusal
     assert refusal.hint.startswith("set RANK"), refusal
+
+
+_WITHOUT_SAMPLE = {"lightning", "single"}  # the rank of one needs more, the other has no variables
+_SAMPLES = [
+    name
+    for name, launcher in LAUNCHERS.items()
+    if launcher.nodes is None and name not in _WITHOUT_SAMPLE
+]
+
+
+@pytest.mark.parametrize("name", _SAMPLES)
+def test_sample_of_a_launcher_is_a_rank(name: str) -> None:
+    for rank in range(4):
+        placement = detect(sample_of(LAUNCHERS[name], rank, nodes=2, per_node=2))
+        assert (placement.launcher, placement.rank, placement.world_size) == (name, rank, 4)
+        place = (placement.local_rank, placement.local_world_size, placement.node_rank)
+        for known, right in zip(place, (rank % 2, 2, rank // 2), strict=True):
+            assert known in (None, right)
+
+
+def test_every_variable_that_is_asked_for_loads_its_launcher() -> None:
+    for entry in INNERMOST_FIRST:
+        launcher = LAUNCHERS[entry.name]
+        names = [*launcher.markers, *launcher.triggers, launcher.own_mark]
+        names += [left_over.name for left_over in launcher.left_over]
+        for name in filter(None, names):
+            family = name.partition("_")[0]
+            assert {family, name} & {*entry.variables}, f"{name} does not load {entry.name}"

@@ -6,7 +6,8 @@ import pytest
 from rendezvous_peers import record
 
 from distboot.job.keys import Keys
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     BARRIER,
     LOCAL_MAIN_FIRST,

@@ -16,7 +16,8 @@ from rendezvous_peers import HELLO, OPEN, Rank, altered, answers, framed, peer, 
 from distboot import DistbootError
 from distboot.base.text import ranges
 from distboot.rendezvous.coordinator import Coordinator
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     Ready,
     Refused,

@@ -14,13 +14,11 @@ from distboot.base.errors import DistbootError
 from distboot.job.messages import Phases
 from distboot.rendezvous.events import (
     ClockOffset,
+    Clocks,
     EventLog,
-    JobState,
     JoinLog,
     Kind,
     own_steps,
-    slowest,
-    spans,
 )
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
@@ -31,6 +29,8 @@ from distboot.report.content import (
     summary_line,
 )
 from distboot.report.files import page
+from distboot.report.job_state import JobState
+from distboot.report.steps import slowest, spans
 
 PAIR = Membership(("node-0",), ((0, 1),))
 HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
@@ -251,7 +251,7 @@ def test_clock_is_bracketed_by_those_of_rank_0(
     for rank, node in ((1, "a"), (2, "b")):
         log.joined(record(rank, 3, node=node, clock=107.0), welcomed=100.0)
     assert JobState(log).clock(2) == ClockOffset(offset=6.5, uncertainty=0.5)
-    assert JobState(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
+    assert Clocks(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
 
 
 def test_times_of_a_rank_are_rank_0_times() -> None:

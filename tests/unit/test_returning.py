@@ -27,8 +27,9 @@ from distboot.job.messages import (
 )
 from distboot.job.root_cause import ranks_of
 from distboot.rendezvous.connection_pool import Connection
-from distboot.rendezvous.events import EventLog, JobState
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.events import EventLog
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     BARRIER,
     Arrive,
@@ -40,6 +41,7 @@ from distboot.rendezvous.messages import (
     Resumed,
 )
 from distboot.rendezvous.protocol import Broadcast, Channel, ProtocolError
+from distboot.report.job_state import JobState
 
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0,), (1,)), round=3)
 SETTINGS = SupervisionSettings(grace=5)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from supervised import pair
 
 from distboot.agent.claims import Claims
-from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
+from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault
 from distboot.agent.hook_reader import HookReader
+from distboot.agent.peer_connection import close_gracefully
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (

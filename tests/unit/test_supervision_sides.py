@@ -28,10 +28,12 @@ from distboot.job.messages import (
     Terminating,
 )
 from distboot.job.root_cause import RootCause, ranks_of
-from distboot.rendezvous.events import EventLog, JobState
-from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.events import EventLog
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
+from distboot.report.job_state import JobState
 
 SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
+from inside import bound_cpus, cpus
 from launched import needs_torch
 
-from distboot.detection.detect import detect
-from distboot.host import cpus
-from distboot.startup import bound_cpus
+from distboot import detect
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 PLACE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -90,7 +90,7 @@ class Launcher(NamedTuple):
     starts_daemons: bool = False  # whether people start the daemons of an MPI with it
     # The step that started this process or a daemon around it; None: there is none, or anything may
     # have been started in it
-    step: Callable[[Mapping[str, str]], Step | None] | None = None
+    step: Callable[[Mapping[str, str]], Step | None] = _nothing
     # Whether its numbers are compared with those of platforms that number nodes, as a shell or an
     # image may have left them over
     compared_with_nodes: bool = False

@@ -16,61 +16,71 @@ from ..node_platform import NodePlatform
 from ..parse import is_loopback, parse_address
 from . import has_any
 
+_NODE = "AWS_BATCH_JOB_NODE_INDEX"
+_NODES = "AWS_BATCH_JOB_NUM_NODES"
 _MAIN_NODE = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 _MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    return has_any(environ, ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"))
+    return has_any(environ, (_NODE, _NODES))
 
 
 def _read(reader: EnvReader) -> None:
-    node = reader.integer("AWS_BATCH_JOB_NODE_INDEX", required=True)
-    nodes = reader.integer("AWS_BATCH_JOB_NUM_NODES", "world_size")
+    node = reader.integer(_NODE, required=True)
+    nodes = reader.integer(_NODES, "world_size")
     main = reader.integer(_MAIN_NODE, required=True)
-    reader.put("AWS_BATCH_JOB_NUM_NODES", num_nodes=nodes)
-    if nodes is not None and main is not None and main >= nodes:
-        reader.reject(_MAIN_NODE, f"is not below AWS_BATCH_JOB_NUM_NODES={nodes}")
-    elif node is not None and main is not None:
-        _number_main_first(reader, node, main)
-    job_id = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-    reader.put("AWS_BATCH_JOB_ID", job_id=job_id or None)
+    reader.put(_NODES, num_nodes=nodes)
+    _number_main_first(reader, node, main, nodes)
+    job, _, _ = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")
+    reader.put("AWS_BATCH_JOB_ID", job_id=job or None)
     if nodes != 1:
         reader.node_level = (
             "AWS Batch counts nodes, and nothing says how many processes each is to run"
         )
-    _locate_main(reader, is_main=node == main)
+    if _MAIN_ADDRESS in reader.environ:
+        reader.take_own_address(_MAIN_ADDRESS)
+    elif node == main:
+        _take_own_name(reader)
 
 
-def _number_main_first(reader: EnvReader, node: int, main: int) -> None:
-    """Only the main node's address is known to all, so it is rank 0; the others keep their order."""
+def _number_main_first(
+    reader: EnvReader, node: int | None, main: int | None, nodes: int | None
+) -> None:
+    """Number the main node 0, as only its address is known to all, and the others in order."""
+    if node is None or main is None:
+        return
+    if nodes is not None and main >= nodes:
+        reader.reject(_MAIN_NODE, f"is not below {_NODES}={nodes}")
+        return
     rank = node
-    if node == main:
-        rank = 0
-    elif node < main:
-        rank = node + 1
-    source = "AWS_BATCH_JOB_NODE_INDEX"
+    source = _NODE
     if main != 0:
         source += ", the main node first"
+        is_before_main = node < main
+        rank = node + is_before_main
+    if node == main:
+        rank = 0
     reader.put(source, rank=rank)
 
 
-def _locate_main(reader: EnvReader, *, is_main: bool) -> None:
-    if _MAIN_ADDRESS in reader.environ:
-        reader.take_own_address(_MAIN_ADDRESS)
-    elif is_main:
-        with suppress(ValueError):
-            host, _ = parse_address(reader.environ.get("HOSTNAME", ""))
-            if not is_loopback(host):
-                reader.own_address = (host, "HOSTNAME of the main node")
+def _take_own_name(reader: EnvReader) -> None:
+    """The main node is not told its own address."""
+    name = reader.environ.get("HOSTNAME", "")
+    source = "HOSTNAME of the main node"
+    with suppress(ValueError):
+        host, _ = parse_address(name)
+        is_own = not is_loopback(host)
+        if is_own:
+            reader.own_address = (host, source)
 
 
 AWSBATCH = NodePlatform(
     name="awsbatch",
     title="AWS Batch multi-node parallel jobs",
     page="https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html",
-    index_variable="AWS_BATCH_JOB_NODE_INDEX",
-    count_variable="AWS_BATCH_JOB_NUM_NODES",
+    index_variable=_NODE,
+    count_variable=_NODES,
     address=_MAIN_ADDRESS,
     also=(_MAIN_NODE, "AWS_BATCH_JOB_ID", "HOSTNAME"),
     read=_read,
@@ -79,7 +89,7 @@ AWSBATCH = NodePlatform(
         LeftOver(
             _MAIN_NODE,
             "an AWS Batch multi-node job",
-            ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+            (_NODE, _NODES),
         ),
     ),
     nodes_are_hosts=True,

@@ -1,8 +1,8 @@
 """DeepSpeed's own launcher (`deepspeed`, locally and over pdsh), which numbers the nodes as well.
 
-Its other runners start the processes with `mpirun`, `mpiexec` or `srun`, and those own the rank then.
-A node has consecutive ranks, and LOCAL_RANK is RANK % LOCAL_SIZE: a different one for each process of
-the node, but not in the order of ranks where the nodes before have other sizes.
+Its other runners start the processes with `mpirun`, `mpiexec` or `srun`, and those own the rank
+then. A node has consecutive ranks, and LOCAL_RANK is RANK % LOCAL_SIZE: a different one for each
+process of the node, but not in the order of ranks where the nodes before have other sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Flux: a task of `flux run` or `flux submit`. A batch script or the shell of `flux alloc` is not a task.
+"""Flux: a task of `flux run` or `flux submit`. A batch script is not a task.
 
-No variable has the node index or the number of tasks on this node: --taskmap may place them in any order.
+No variable has the node index or the number of tasks on this node: --taskmap may place them in any
+order.
 """
 
 from __future__ import annotations

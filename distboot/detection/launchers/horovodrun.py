@@ -1,7 +1,7 @@
 """`horovodrun --gloo`, also elastic. With `--mpi` and `--js` mpirun or jsrun starts the processes.
 
-HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the hosts that have a process of the same local rank:
-all hosts for local rank 0 only. A host that -H names twice has two sets of local numbers.
+HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the hosts that have a process of the same local
+rank: all hosts for local rank 0 only. A host that -H names twice has two sets of local numbers.
 HOROVOD_GLOO_RENDEZVOUS_ADDR is the host of horovodrun, and need not be that of rank 0.
 """
 
@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from ..parse import is_loopback, parse_address
-from ..placement import LEFT_OPEN
 from . import Launcher
 
 _PLACE = (
@@ -41,53 +40,77 @@ def _read(reader: EnvReader) -> None:
     if server is None:
         return
     if port:
-        reader.port_seed = (f"{server}:{port}", f"{_SERVER} and {_SERVER_PORT}")
+        source = f"{_SERVER} and {_SERVER_PORT}"
+        reader.port_seed = (f"{server}:{port}", source)
     if is_loopback(server):
         # Every process calls horovodrun's server there, whatever names -H gives this host.
-        reader.put(f"{_SERVER} is a loopback address", num_nodes=1)
-    elif not _put_place(reader, found) and _PLACE[0] in reader.environ:
+        source = f"{_SERVER} is a loopback address"
+        reader.put(source, num_nodes=1)
+        return
+    if _put_place(reader, found):
+        return
+    if _PLACE[0] in reader.environ:
         reader.notes.append(
             "HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each"
         )
-        if found[0] == 0:
-            reader.put("HOROVOD_CROSS_SIZE", num_nodes=found[3])
+        local_rank, _, _, hosts = found
+        if local_rank == 0:
+            reader.put("HOROVOD_CROSS_SIZE", num_nodes=hosts)
 
 
 def _numeric_address(text: str) -> str:
     host, _ = parse_address(text)
-    if ":" not in host and not host.replace(".", "").isdigit():
-        raise ValueError("is not a numeric address, as horovodrun writes it")
-    return host
+    digits = host.replace(".", "")
+    is_ipv6 = ":" in host
+    if is_ipv6 or digits.isdigit():
+        return host
+    raise ValueError("is not a numeric address, as horovodrun writes it")
 
 
 def _put_place(reader: EnvReader, found: list[int | None]) -> bool:
     """Record the local numbers and the nodes, and return True, if they are those of the host."""
     known = [number for number in found if number is not None]
-    if len(known) < len(_PLACE) or reader.problems:
+    rank = reader.number("rank")
+    size = reader.number("world_size")
+    is_complete = len(known) == len(_PLACE)
+    if reader.problems or not is_complete:
         return False
-    rank = reader.number("rank") or 0
-    if not _is_whole_host(_Place(*known), rank, reader.number("world_size")):
+    place = _Place(*known)
+    if not _is_whole_host(place, rank, size):
         return False
-    for name, field, number in zip(_PLACE, LEFT_OPEN, known, strict=True):
-        reader.put(name, **{field: number})
+    local_rank, here, cross_rank, cross_size = _PLACE
+    reader.put(local_rank, local_rank=place.local_rank)
+    reader.put(here, local_world_size=place.here)
+    reader.put(cross_rank, node_rank=place.cross_rank)
+    reader.put(cross_size, num_nodes=place.cross_size)
     return True
 
 
-def _is_whole_host(place: _Place, rank: int, size: int | None) -> bool:
+def _is_whole_host(place: _Place, rank: int | None, size: int | None) -> bool:
     """Whether -H cannot name this process's host a second time (nodea:1,nodeb:1,nodea:2).
 
     The local numbers would start again for each mention, and HOROVOD_CROSS_RANK be that of the last
-    one. The first and the last mention of all tell by it whether there is another; and where as many
-    hosts as can be have a process of the highest local rank, no other one follows.
+    one. The first and the last mention of all tell by it whether there is another; and where as
+    many hosts as can be have a process of the highest local rank, no other one follows.
     """
-    if place.local_rank == 0:
-        is_first = place.cross_rank == 0
-        is_last = rank + place.here == size and place.cross_rank < place.cross_size
-        return is_first or is_last or place.cross_size == size
-    if place.here == size:
-        return True
-    has_highest = place.local_rank == place.here - 1
-    return has_highest and place.here * place.cross_size == size
+    local_rank, here, cross_rank, cross_size = place
+    if local_rank == 0:
+        end = (rank or 0) + here
+        ends_job = end == size
+        is_last = ends_job and cross_rank < cross_size
+        checks = [
+            cross_rank == 0,
+            is_last,
+            cross_size == size,
+        ]
+    else:
+        has_highest = local_rank == here - 1
+        processes = here * cross_size
+        checks = [
+            here == size,
+            has_highest and processes == size,
+        ]
+    return any(checks)
 
 
 HOROVODRUN = Launcher(

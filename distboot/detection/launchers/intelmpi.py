@@ -1,7 +1,7 @@
 """Intel MPI: `mpiexec.hydra`, `mpirun`. It comes from MPICH, and sets its variables, too.
 
-Unlike MPICH it has one proxy on each host, however often the host is listed. With -genvnone there is
-no I_MPI_HYDRA_UUID.
+Unlike MPICH it has one proxy on each host, however often the host is listed. With -genvnone there
+is no I_MPI_HYDRA_UUID.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The JAXJob of Kubeflow's training operator v1. Its names are generic: only all four of them are its own."""
+"""The JAXJob of Kubeflow's training operator v1, whose generic names count only together."""
 
 from __future__ import annotations
 

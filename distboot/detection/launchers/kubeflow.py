@@ -1,7 +1,7 @@
-"""Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read.
+"""Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*` for torchrun.
 
-The process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean what
-they say. Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
+The process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean
+what they say. Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
   PET_NNODES=3   PET_NPROC_PER_NODE=4   PET_NODE_RANK=2   RANK=2 (the pod)   WORLD_SIZE=12
 nprocPerNode: auto, its default, gives WORLD_SIZE=3, as early versions do for any number. Trainer v2
 sets PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT only.
@@ -23,12 +23,17 @@ _MARKERS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
 
 def _claim(environ: Mapping[str, str]) -> bool:
     # LOCAL_RANK: something has started processes in the pod, and numbered them.
-    if not has_any(environ, _MARKERS) or "LOCAL_RANK" in environ:
+    is_numbered = "LOCAL_RANK" in environ
+    if is_numbered or not has_any(environ, _MARKERS):
         return False
-    one_a_pod = environ.get("PET_NPROC_PER_NODE", "auto") in ("1", "auto")
-    plain = has_any(environ, ("RANK", "WORLD_SIZE"))
-    # Then the numbers of pods are those of processes.
-    return not (plain and one_a_pod and environ.get("PET_NNODES") == environ.get("WORLD_SIZE"))
+    if not has_any(environ, ("RANK", "WORLD_SIZE")):
+        return True
+    per_pod = environ.get("PET_NPROC_PER_NODE", "auto")
+    pods = environ.get("PET_NNODES")
+    if per_pod not in ("1", "auto"):
+        return True
+    # Else the numbers of pods are those of processes.
+    return environ.get("WORLD_SIZE") != pods
 
 
 def _read(reader: EnvReader) -> None:
@@ -52,16 +57,18 @@ def _read(reader: EnvReader) -> None:
 
 
 def _first_number(text: str) -> int:
-    return parse_number(text.partition(":")[0])
+    first, _, _ = text.partition(":")
+    return parse_number(first)
 
 
 def _refuse_elastic(environ: Mapping[str, str]) -> None:
-    low, colon, high = environ.get("PET_NNODES", "").partition(":")
+    nodes = environ.get("PET_NNODES", "")
+    low, colon, high = nodes.partition(":")
     if colon and low != high:
+        shown = variable(environ, "PET_NNODES")
         raise DistbootError(
             "node-level-launch",
-            f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun "
-            "starts and numbers",
+            f"{shown} is a range: an elastic job, whose ranks torchrun starts and numbers",
             "start the script with torchrun in every pod; it reads the PET_* variables",
         ).of("node ?")
 
@@ -69,20 +76,28 @@ def _refuse_elastic(environ: Mapping[str, str]) -> None:
 def _check_pods_or_ranks(reader: EnvReader, nodes: int | None, count: int) -> None:
     """Refuse a WORLD_SIZE that counts neither the pods nor the ranks."""
     size = reader.environ.get("WORLD_SIZE")
-    if nodes is None or size is None or size in (str(nodes), str(nodes * count)):
+    if nodes is None or size is None:
         return
-    per_node = short_repr(reader.environ.get("PET_NPROC_PER_NODE", "auto"))
-    why = f"is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={per_node}"
-    reader.reject("WORLD_SIZE", why)
+    possible = (str(nodes), str(nodes * count))
+    if size not in possible:
+        per_node = short_repr(reader.environ.get("PET_NPROC_PER_NODE", "auto"))
+        reader.reject(
+            "WORLD_SIZE",
+            f"is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={per_node}",
+        )
 
 
 def _locate_pod_0(reader: EnvReader) -> None:
-    if "PET_MASTER_ADDR" not in reader.environ or "MASTER_ADDR" in reader.environ:
+    address = "PET_MASTER_ADDR"
+    port = "PET_MASTER_PORT"
+    is_given = "MASTER_ADDR" in reader.environ
+    if is_given or address not in reader.environ:
         return
-    reader.take_own_address("PET_MASTER_ADDR")
-    port = reader.parsed("PET_MASTER_PORT", parse_port)
-    if "MASTER_PORT" not in reader.environ:
-        reader.put("PET_MASTER_PORT", master_port=port)
+    reader.take_own_address(address)
+    number = reader.parsed(port, parse_port)
+    is_given = "MASTER_PORT" in reader.environ
+    if not is_given:
+        reader.put(port, master_port=number)
 
 
 KUBEFLOW = NodePlatform(

@@ -1,4 +1,4 @@
-"""PyTorch Lightning's own launcher: the first process starts the others of its node as copies of the script.
+"""PyTorch Lightning's own launcher: the first process of a node starts copies of the script.
 
 It sets no RANK. The rank is NODE_RANK * devices + LOCAL_RANK, and no variable has the number of
 devices: only node 0 knows its ranks. `init` cannot serve it: the first process only becomes one of

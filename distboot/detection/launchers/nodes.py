@@ -32,11 +32,14 @@ _COMPLETION = "JOB_COMPLETION_INDEX"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    if has_any(environ, ("RANK", "LOCAL_RANK")):
+    is_numbered = has_any(environ, ("RANK", "LOCAL_RANK"))
+    if is_numbered:
         return False
     if "NODE_RANK" in environ:
         return True
-    return _COMPLETION in environ and any(environ.get(name, "1") != "1" for name in _COUNTS)
+    counts = {environ.get(name, "1") for name in _COUNTS}
+    has_several = counts != {"1"}
+    return _COMPLETION in environ and has_several
 
 
 def _read(reader: EnvReader) -> None:
@@ -49,11 +52,13 @@ def _read(reader: EnvReader) -> None:
     node = reader.integer(index, "rank")
     nodes = _number_of_nodes(reader)
     locate(NODES, reader, nodes)
-    if nodes == 1 and reader.environ.get("WORLD_SIZE", "1") == "1":
+    ranks = reader.environ.get("WORLD_SIZE", "1")
+    if (nodes, ranks) == (1, "1"):
         return
-    reader.node_level = node_level(NODES, reader)
-    if reader.node_level is not None and not has_any(reader.environ, _PER_NODE):
-        reader.node_level = f"{index}={node} is set, and RANK is not"
+    level = node_level(NODES, reader)
+    if level is not None and not has_any(reader.environ, _PER_NODE):
+        level = f"{index}={node} is set, and RANK is not"
+    reader.node_level = level
 
 
 def _number_of_nodes(reader: EnvReader) -> int | None:
@@ -62,9 +67,7 @@ def _number_of_nodes(reader: EnvReader) -> int | None:
     if counts:
         return _counted_nodes(reader, counts)
     for name in _SIZES_OF_A_NODE:
-        if name not in reader.environ:
-            continue
-        size = reader.integer(name)
+        size = reader.given(name, parse_number)
         if size:
             return _nodes_of_ranks(reader, name, size)
     return _nodes_of_world_size(reader)

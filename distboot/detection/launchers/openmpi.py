@@ -1,4 +1,4 @@
-"""Open MPI: `mpirun`, `mpiexec`, `prterun --personality ompi`; also Azure ML's MPI jobs and the MPI operator.
+"""Open MPI (`mpirun`, `mpiexec`), also in Azure ML's MPI jobs and under the MPI operator.
 
 A process does not know which nodes the other ranks are on: the node rank, and the host of rank 0,
 stay unknown where there are several nodes. No two processes of a node have the same local rank, but
@@ -6,8 +6,8 @@ local ranks need not follow the order of ranks: 0, 2, 1, 3 for four processes on
 packages, or with --rank-by (5.0.8 and 5.0.11).
 
 Never read: OMPI_COMM_WORLD_NODE_RANK (the local rank again); OMPI_MCA_orte_hnp_uri and the host in
-PMIX_NAMESPACE (the host of mpirun, which need not be that of rank 0); OMPI_MCA_orte_num_nodes (counts
-a host several times with --map-by seq).
+PMIX_NAMESPACE (the host of mpirun, which need not be that of rank 0); OMPI_MCA_orte_num_nodes
+(counts a host several times with --map-by seq).
 """
 
 from __future__ import annotations

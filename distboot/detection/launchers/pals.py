@@ -1,8 +1,8 @@
 """PALS on HPE Cray: `mpiexec`, `aprun`.
 
 No variable of PALS has the number of ranks (PALS_NRANKS is an option of mpiexec, and a user may set
-it): PMI_SIZE has it. Slurm (`--mpi=cray_shasta`) and Flux set PALS_* for Cray's MPI library, too, and
-come first.
+it): PMI_SIZE has it. Slurm (`--mpi=cray_shasta`) and Flux set PALS_* for Cray's MPI library, too,
+and come first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The platforms that number nodes, one record each; what is odd about one is a small function beside it.
+"""The platforms that number nodes, one record each, and a function for what is odd about one.
 
 Each starts one process on each node, which is to run one rank or several. The page of the reference
-about platforms is made from these records, and from those of the platforms that have a file of their
-own, as they have more to read than an index and a count.
+about platforms is made from these records, and from those of the platforms that have a file of
+their own, as they have more to read than an index and a count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ DSTACK = NodePlatform(
     job_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
     sample=(
         "DSTACK_NODE_RANK=1 DSTACK_NODES_NUM=2 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16 "
-        "DSTACK_MASTER_NODE_IP=192.168.0.94 DSTACK_NODES_IPS=192.168.0.94,192.168.0.95 DSTACK_RUN_NAME=demo"
+        "DSTACK_MASTER_NODE_IP=192.168.0.94 DSTACK_NODES_IPS=192.168.0.94,192.168.0.95 "
+        "DSTACK_RUN_NAME=demo"
     ),
 )
 
 
-# LEPTON_JOB_WORKER_PREFIX=worker   LEPTON_SUBDOMAIN=env-job-98bw-job-svc: worker-0.env-job-98bw-job-svc is node 0
+# LEPTON_JOB_WORKER_PREFIX=worker   LEPTON_SUBDOMAIN=env-job-98bw-job-svc:
+# worker-0.env-job-98bw-job-svc is node 0
 def _read_lepton(reader: EnvReader) -> None:
     names = ("LEPTON_JOB_WORKER_PREFIX", "LEPTON_SUBDOMAIN")
     prefix, subdomain = (reader.environ.get(name) for name in names)
@@ -72,7 +74,8 @@ LEPTON = NodePlatform(
     read=_read_lepton,
     sample=(
         "LEPTON_JOB_WORKER_INDEX=1 LEPTON_JOB_TOTAL_WORKERS=2 LEPTON_RESOURCE_ACCELERATOR_NUM=8 "
-        "LEPTON_JOB_WORKER_PREFIX=worker LEPTON_SUBDOMAIN=env-job-98bw-job-svc LEPTON_JOB_NAME=env-job-98bw"
+        "LEPTON_JOB_WORKER_PREFIX=worker LEPTON_SUBDOMAIN=env-job-98bw-job-svc "
+        "LEPTON_JOB_NAME=env-job-98bw"
     ),
     note="Node 0 is `$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN`.",
 )
@@ -111,8 +114,10 @@ VOLCENGINE = NodePlatform(
     per_node=("MLP_WORKER_GPU",),
     job_id=("MLP_TASK_ID",),
     sample=(
-        "MLP_ROLE=WORKER MLP_ROLE_INDEX=1 MLP_WORKER_NUM=2 MLP_WORKER_GPU=8 MLP_WORKER_0_HOST=10.128.0.4 "
-        "MLP_WORKER_0_PORT=9006 MLP_WORKER_ALL_HOSTS=10.128.0.4,10.128.0.5 MLP_TASK_ID=t-20260924211641-nznsh"
+        "MLP_ROLE=WORKER MLP_ROLE_INDEX=1 MLP_WORKER_NUM=2 MLP_WORKER_GPU=8 "
+        "MLP_WORKER_0_HOST=10.128.0.4 "
+        "MLP_WORKER_0_PORT=9006 MLP_WORKER_ALL_HOSTS=10.128.0.4,10.128.0.5 "
+        "MLP_TASK_ID=t-20260924211641-nznsh"
     ),
 )
 
@@ -125,7 +130,10 @@ BASETEN = NodePlatform(
     address="BT_LEADER_ADDR",
     per_node=("BT_NUM_GPUS",),
     job_id=("BT_TRAINING_JOB_ID",),
-    sample="BT_NODE_RANK=1 BT_GROUP_SIZE=2 BT_LEADER_ADDR=10.0.0.4 BT_NUM_GPUS=8 BT_TRAINING_JOB_ID=7qk9d3r",
+    sample=(
+        "BT_NODE_RANK=1 BT_GROUP_SIZE=2 BT_LEADER_ADDR=10.0.0.4 BT_NUM_GPUS=8 "
+        "BT_TRAINING_JOB_ID=7qk9d3r"
+    ),
 )
 
 NGC = NodePlatform(
@@ -138,7 +146,8 @@ NGC = NodePlatform(
     per_node=("NGC_GPUS_PER_NODE",),
     job_id=("NGC_JOB_ID",),
     sample=(
-        "NGC_ARRAY_INDEX=1 NGC_ARRAY_SIZE=2 NGC_MASTER_ADDR=launcher-svc-1234567 NGC_GPUS_PER_NODE=8 "
+        "NGC_ARRAY_INDEX=1 NGC_ARRAY_SIZE=2 NGC_MASTER_ADDR=launcher-svc-1234567 "
+        "NGC_GPUS_PER_NODE=8 "
         "NGC_ARRAY_TYPE=PYTORCH NGC_JOB_ID=1234567"
     ),
     note="The names are from public job scripts.",
@@ -171,10 +180,14 @@ BEAKER = NodePlatform(
     job_id=("BEAKER_EXPERIMENT_ID",),
     claim=_claim_beaker,
     sample=(
-        "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 BEAKER_LEADER_REPLICA_HOSTNAME=jupiter-101.example.com "
+        "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 "
+        "BEAKER_LEADER_REPLICA_HOSTNAME=jupiter-101.example.com "
         "BEAKER_ASSIGNED_GPU_COUNT=8 BEAKER_EXPERIMENT_ID=01J"
     ),
-    note="The names are from public job scripts. Replicas without a leader are refused: they may be a sweep.",
+    note=(
+        "The names are from public job scripts. Replicas without a leader are refused: they "
+        "may be a sweep."
+    ),
 )
 
 # The parallel universe only: a job of the vanilla universe has neither. No variable has an address.

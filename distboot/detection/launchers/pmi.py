@@ -13,8 +13,8 @@ from . import Launcher, has_any
 
 _MARKERS = ("PMI_RANK", "PMI_SIZE")
 
-# Launchers with these set PMI_*, too, and know more. Where none of them claims the process, it is the
-# shell of a step.
+# Launchers with these set PMI_*, too, and know more. Where none of them claims the process, it is
+# the shell of a step.
 _OF_OTHERS = (
     "FLUX_TASK_RANK",
     "FLUX_TASK_LOCAL_ID",

@@ -1,4 +1,4 @@
-"""PAI DLC and AIHC: RANK and WORLD_SIZE count pods, as those of a PyTorchJob do; NPROC_PER_NODE shows it."""
+"""PAI DLC and AIHC: with NPROC_PER_NODE above 1, RANK and WORLD_SIZE count pods."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SageMaker without a distribution: the script starts once on each host of the cluster.
 
-With the distribution MPI or torch_distributed `mpirun` or torchrun starts the processes, and owns the
-rank. Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the variables of
-mpirun's own host.
+With the distribution MPI or torch_distributed `mpirun` or torchrun starts the processes, and owns
+the rank. Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the
+variables of mpirun's own host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
-from ..parse import json_hosts
+from ..parse import json_hosts, parse_number
 from . import has_any
 
 
@@ -22,21 +22,20 @@ def _claim(environ: Mapping[str, str]) -> bool:
 def _read(reader: EnvReader) -> None:
     hosts = reader.parsed("SM_HOSTS", json_hosts, required=True)
     current = reader.text("SM_CURRENT_HOST", required=True)
-    gpus = 0
-    if "SM_NUM_GPUS" in reader.environ:
-        gpus = reader.integer("SM_NUM_GPUS") or 0
+    gpus = reader.given("SM_NUM_GPUS", parse_number)
     if not hosts:
         return
+    count = len(hosts)
     if current in hosts:
         reader.put("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
-        reader.put("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
+        reader.put("SM_HOSTS", world_size=count, num_nodes=count)
     elif current is not None:
-        reader.reject("SM_CURRENT_HOST", f"is not in {variable(reader.environ, 'SM_HOSTS')}")
+        shown = variable(reader.environ, "SM_HOSTS")
+        reader.reject("SM_CURRENT_HOST", f"is not in {shown}")
     reader.own_address = (hosts[0], "first host of SM_HOSTS")
-    if len(hosts) > 1 and gpus > 1:
-        reader.node_level = (
-            f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
-        )
+    if gpus and min(gpus, count) > 1:
+        shown = variable(reader.environ, "SM_NUM_GPUS")
+        reader.node_level = f"{shown}, and one process was started on each host"
 
 
 SAGEMAKER = NodePlatform(

@@ -1,9 +1,9 @@
 """Slurm: a task of a job step, as `srun` starts it.
 
-A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not steps:
-they hold one process and stale numbers. Only SLURM_STEP_* and the task's own variables are the step's
-truth. A step of several components (`srun A : B`) is one world, and so is a plain `srun` in a
-heterogeneous job.
+A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not
+steps: they hold one process and stale numbers. Only SLURM_STEP_* and the task's own variables are
+the step's truth. A step of several components (`srun A : B`) is one world, and so is a plain `srun`
+in a heterogeneous job.
 
 A batch script has SLURM_PROCID=0 and SLURM_NTASKS, as the first task has: a rank above 0 is a task,
 and rank 0 is one where the id or the size of a step is there, too.
@@ -11,6 +11,7 @@ and rank 0 is one where the id or the size of a step is there, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ...base.errors import UNKNOWN_RANK, DistbootError
@@ -25,6 +26,7 @@ _MARKERS = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 # (--preserve-env).
 _SIZE = "SLURM_STEP_NUM_TASKS"
 _SIZE_OF_JOB = "SLURM_NTASKS"
+_NODE = "SLURM_NODEID"
 _NEEDED = ("SLURM_PROCID", _SIZE)
 _PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _HOSTS = "SLURM_STEP_NODELIST"
@@ -36,13 +38,16 @@ _SAME_IN_A_STEP = (
     ("SLURM_TASKS_PER_NODE", _PER_NODE),
 )
 
-# The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step (slurm.h:
-# SLURM_INTERACTIVE_STEP).
+# Values of -m for which it does; empty is the default
+_IN_ORDER = re.compile("block|cyclic|plane|$")
+
+# The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step
+# (slurm.h: SLURM_INTERACTIVE_STEP).
 INTERACTIVE_STEP = "4294967290"
 
 # All of these are in the environment of a batch script, with SLURM_PROCID=0 and ENVIRONMENT=BATCH
-# (Slurm's env.c, env_array_for_batch_job; ParaStation's psslurm, setJobEnv). A container has some of
-# them, of a task or of the script.
+# (Slurm's env.c, env_array_for_batch_job; ParaStation's psslurm, setJobEnv). A container has some
+# of them, of a task or of the script.
 _BATCH_SCRIPT = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",
@@ -54,55 +59,80 @@ _BATCH_SCRIPT = (
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    if environ.get("SLURM_STEP_ID") == INTERACTIVE_STEP:
+    step = environ.get("SLURM_STEP_ID")
+    rank = environ.get("SLURM_PROCID", "0")
+    size = environ.get(_SIZE)
+    if step == INTERACTIVE_STEP:
         return False
     # srun --pty bash: one task, which is the shell; what runs in it is not a task of the step.
-    if "SLURM_PTY_PORT" in environ and environ.get(_SIZE) == "1":
+    has_terminal = "SLURM_PTY_PORT" in environ
+    is_only_task = size == "1"
+    if has_terminal and is_only_task:
         return False
-    return has_any(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
+    is_step = has_any(environ, _MARKERS)
+    has_rank = rank != "0"
+    return is_step or has_rank
 
 
 def _read(reader: EnvReader) -> None:
-    node_index = reader.integer("SLURM_NODEID")
+    node_index = reader.integer(_NODE)
     hosts = _hosts(reader)
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
+    _check_ids(reader)
     _refuse_older_step(reader)
     job = reader.text("SLURM_JOB_ID")
     step = reader.text("SLURM_STEP_ID")
-    if job is not None and step is not None:
+    if None not in (job, step):
         reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
     ordered = _fills_nodes_in_order(reader, node_index)
     if ordered:
-        reader.put("SLURM_NODEID", node_rank=node_index)
-    # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
-    first_is_rank0 = ordered and own == node_index and "SLURM_HET_SIZE" not in reader.environ
-    if hosts and (first_is_rank0 or reader.number("num_nodes") == 1):
-        reader.own_address = (hosts[0], f"first host of {_HOSTS}")
+        reader.put(_NODE, node_rank=node_index)
+    # The list is sorted by name. In a step of several components (srun A : B) the ranks need not
+    # be.
+    is_sorted = "SLURM_HET_SIZE" not in reader.environ
+    first_is_rank0 = ordered and is_sorted and own == node_index
+    is_single = reader.number("num_nodes") == 1
+    if first_is_rank0 or is_single:
+        _take_first(reader, hosts)
+
+
+def _take_first(reader: EnvReader, hosts: list[str]) -> None:
+    """Rank 0 is on the first of these hosts."""
+    source = f"first host of {_HOSTS}"
+    if hosts:
+        host = hosts[0]
+        found = (host, source)
+        reader.own_address = found
 
 
 def _hosts(reader: EnvReader) -> list[str]:
     """The hosts of the step."""
     hosts = reader.parsed(_HOSTS, expand_hosts)
-    if not hosts:
+    nodes = reader.number("num_nodes")
+    if hosts is None:
         return []
-    num_nodes = reader.number("num_nodes")
-    if num_nodes is not None and len(hosts) != num_nodes:
-        reader.reject(_HOSTS, f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
+    count = len(hosts)
+    if nodes not in (None, count):
+        expected = f"SLURM_STEP_NUM_NODES={nodes}"
+        reader.reject(_HOSTS, f"does not name {expected} hosts")
     return hosts
 
 
 def _refuse_older_step(reader: EnvReader) -> None:
-    """Refuse the variables of a step in which this job was submitted: the job has its own of the job."""
+    """Refuse the variables of a step in which this job was submitted."""
     environ = reader.environ
     for of_job, of_step in _SAME_IN_A_STEP:
-        if of_job not in environ or of_step not in environ:
+        now = environ.get(of_job)
+        then = environ.get(of_step)
+        if now is None or then is None:
             continue
-        if environ[of_job] != environ[of_step]:
+        if now != then:
+            shown = variable(environ, of_job)
             reader.reject(
                 of_step,
-                f"contradicts {variable(environ, of_job)}: SLURM_STEP_* are left over from the "
-                "step in which this job was submitted, or `srun --preserve-env` kept the latter",
+                f"contradicts {shown}: SLURM_STEP_* are left over from the step in which this job "
+                "was submitted, or `srun --preserve-env` kept the latter",
             )
             return
 
@@ -113,120 +143,152 @@ def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     With -m arbitrary (a SLURM_HOSTFILE) rank 0 may be on any node. Without -m no variable has the
     order, or a container has not got it.
     """
-    order = reader.environ.get("SLURM_DISTRIBUTION")
-    if "SLURM_HOSTFILE" in reader.environ:
+    environ = reader.environ
+    default = "block"
+    if reader.absent:
+        default = "unknown"
+    order = environ.get("SLURM_DISTRIBUTION", default)
+    has_own_order = "SLURM_HOSTFILE" in environ
+    follows = _IN_ORDER.match(order) is not None
+    if has_own_order or not follows:
         return False
-    if order is None and reader.absent:
-        return False
-    if order and not order.startswith(("block", "cyclic", "plane")):
-        return False
-    if node_index is None:
-        return False
-    rank = _lowest_rank(reader)
-    if rank is None or node_index == 0:
-        return True
-    return rank > 0 and node_index <= rank
+    lowest = _lowest_rank(reader)
+    if node_index is None or lowest is None:
+        return node_index is not None
+    possible = range(1, lowest + 1)
+    return node_index == 0 or node_index in possible
 
 
 def _lowest_rank(reader: EnvReader) -> int | None:
     """The lowest rank on this node; its own where nothing lists them."""
-    first = digits(reader.environ.get("SLURM_GTIDS", "").partition(",")[0])
+    listed = reader.environ.get("SLURM_GTIDS", "")
+    text, _, _ = listed.partition(",")
+    first = digits(text)
     if first is None:
-        return reader.number("rank")
+        first = reader.number("rank")
     return first
 
 
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
     """Where this node is in the lists of hosts and of counts."""
-    num_nodes = reader.number("num_nodes")
-    if node_index is not None and num_nodes is not None and node_index >= num_nodes:
-        reader.problems.append(
-            f"SLURM_NODEID={node_index} is not below SLURM_STEP_NUM_NODES={num_nodes}"
-        )
-    name = reader.text("SLURMD_NODENAME")
-    if name is None:
+    source = "SLURMD_NODENAME"
+    nodes = reader.number("num_nodes")
+    _check_index(reader, node_index, nodes)
+    name = reader.text(source)
+    if name is None and nodes == 1:
         # In a step of several components the indexes need not be those of the lists
-        if num_nodes == 1:
-            return 0
+        return 0
+    if name is None or not hosts:
         return None
     if name in hosts:
         return hosts.index(name)
-    if hosts:
-        reader.reject("SLURMD_NODENAME", f"is not in {variable(reader.environ, _HOSTS)}")
+    shown = variable(reader.environ, _HOSTS)
+    why = f"is not in {shown}"
+    reader.reject(source, why)
     return None
 
 
+def _check_index(reader: EnvReader, index: int | None, nodes: int | None) -> None:
+    if index is None or nodes is None:
+        return
+    size = f"SLURM_STEP_NUM_NODES={nodes}"
+    problem = f"{_NODE}={index} is not below {size}"
+    if index >= nodes:
+        reader.problems.append(problem)
+
+
 def _read_layout(reader: EnvReader, own: int | None) -> None:
-    """The local size, and whether all numbers of the layout fit together."""
+    """The local size, and whether the counts fit the step."""
     counts = reader.parsed(_PER_NODE, expand_counts)
-    if counts is not None:
-        _check_counts(reader, counts)
-        num_nodes = reader.number("num_nodes")
-        is_whole = num_nodes is None or num_nodes == len(counts)
-        if is_whole and own is not None and own < len(counts):
-            reader.put(f"{_PER_NODE} of this node", local_world_size=counts[own])
-    _check_ids(reader)
-
-
-def _check_counts(reader: EnvReader, counts: list[int]) -> None:
-    """The counts of all nodes are those of the step."""
-    world_size = reader.number("world_size")
-    num_nodes = reader.number("num_nodes")
-    if world_size is not None and sum(counts) != world_size:
-        name = reader.first(_SIZE, _SIZE_OF_JOB)
-        reader.reject(_PER_NODE, f"does not add up to {name}={world_size}")
-    if num_nodes is not None and len(counts) != num_nodes:
-        reader.reject(_PER_NODE, f"is not about SLURM_STEP_NUM_NODES={num_nodes} nodes")
+    if counts is None:
+        return
+    count = len(counts)
+    total = sum(counts)
+    ranks = reader.number("world_size")
+    nodes = reader.number("num_nodes")
+    if ranks not in (None, total):
+        size = reader.first(_SIZE, _SIZE_OF_JOB)
+        reader.reject(_PER_NODE, f"does not add up to {size}={ranks}")
+    if nodes not in (None, count):
+        expected = f"SLURM_STEP_NUM_NODES={nodes}"
+        reader.reject(_PER_NODE, f"is not about {expected} nodes")
+        return
+    if own is None or own >= count:
+        return
+    here = counts[own]
+    reader.put(f"{_PER_NODE} of this node", local_world_size=here)
 
 
 def _check_ids(reader: EnvReader) -> None:
     """SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids."""
-    ids = reader.text("SLURM_GTIDS")
+    name = "SLURM_GTIDS"
+    ids = reader.text(name)
     rank = reader.number("rank")
     local_rank = reader.number("local_rank")
     here = reader.number("local_world_size")
-    if ids is None or rank is None or local_rank is None or here is None:
+    if ids is None or local_rank is None:
+        return
+    unknown = None in (rank, here)
+    if unknown:
         return
     listed = ids.split(",")
-    if len(listed) != here or local_rank >= here or listed[local_rank] != str(rank):
-        reader.reject(
-            "SLURM_GTIDS",
-            f"does not have {here} tasks with SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}",
-        )
+    count = len(listed)
+    own = listed[local_rank : local_rank + 1]
+    if count == here and own == [str(rank)]:
+        return
+    task = f"SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
+    reader.reject(
+        name,
+        f"does not have {here} tasks with {task}",
+    )
 
 
 def _step(environ: Mapping[str, str]) -> Step | None:
     rank = digits(environ.get("SLURM_PROCID", ""))
     tasks = digits(environ.get(_SIZE, ""))
     nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))
+    local_rank = environ.get("SLURM_LOCALID", "")
     if rank is None or tasks is None or nodes is None:
         return None
-    if "SLURM_PTY_PORT" in environ:
-        return None  # an interactive shell, in which anything may have been typed
-    return Step(rank, tasks, nodes, environ.get("SLURM_LOCALID", ""))
+    # In an interactive shell anything may have been typed.
+    in_shell = "SLURM_PTY_PORT" in environ
+    if in_shell:
+        return None
+    return Step(
+        rank,
+        tasks,
+        nodes,
+        local_rank,
+    )
 
 
 def _refuse_first_task(environ: Mapping[str, str]) -> None:
     """Refuse what may be the first task of a step: a batch script has its rank and size, too."""
     # A step that `_claim` has not taken for that of a task is the shell's.
-    if "SLURM_PROCID" not in environ or has_any(environ, _MARKERS):
+    is_shell = has_any(environ, _MARKERS)
+    if is_shell or "SLURM_PROCID" not in environ:
         return
-    if environ.get(_SIZE_OF_JOB) == "1" or _is_batch_script(environ):
+    is_only_task = environ.get(_SIZE_OF_JOB) == "1"
+    if is_only_task or _is_batch_script(environ):
         return
+    shown = variable(environ, "SLURM_PROCID")
+    to_container = container_env_hint("SLURM_STEP_ID")
     raise DistbootError(
         "unsupported-launcher",
-        f"{variable(environ, 'SLURM_PROCID')} is set in the first task of a step and in a batch "
-        "script, and the environment does not tell which of them this process is",
-        "pass SLURM_STEP_ID, too, to the container of a task: "
-        f"{container_env_hint('SLURM_STEP_ID')}; or set DISTBOOT_LAUNCHER=slurm if it is a task, "
-        "DISTBOOT_LAUNCHER=none if it is alone",
+        f"{shown} is set in the first task of a step and in a batch script, and the environment "
+        "does not tell which of them this process is",
+        f"pass SLURM_STEP_ID, too, to the container of a task: {to_container}; or set "
+        "DISTBOOT_LAUNCHER=slurm if it is a task, DISTBOOT_LAUNCHER=none if it is alone",
     ).of(UNKNOWN_RANK)
 
 
 def _is_batch_script(environ: Mapping[str, str]) -> bool:
-    if environ.get("ENVIRONMENT") != "BATCH":
-        return False
-    return all(name in environ for name in _BATCH_SCRIPT)
+    kind = environ.get("ENVIRONMENT")
+    needed = set(_BATCH_SCRIPT)
+    names = environ.keys()
+    is_whole = needed <= names
+    is_batch = kind == "BATCH"
+    return is_batch and is_whole
 
 
 SLURM = Launcher(

@@ -1,8 +1,8 @@
-"""`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML's TensorFlow jobs, or by hand.
+"""`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML, or by hand.
 
-Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name are
-one node. An evaluator is not part of the cluster and is a job of its own. `corrected` changes what
-TensorFlow 2 cannot take as Azure ML sets it; no number of any task changes by that.
+Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name
+are one node. An evaluator is not part of the cluster and is a job of its own. `corrected` changes
+what TensorFlow 2 cannot take as Azure ML sets it; no number of any task changes by that.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ class _Task(NamedTuple):
 
 
 def has_servers(environ: Mapping[str, str]) -> bool:
-    """Whether there are parameter servers: all tasks but the chief then run servers that never end."""
-    if _NAME not in environ:
+    """Whether there are parameter servers: all tasks but the chief then run servers."""
+    text = environ.get(_NAME)
+    if text is None:
         return False
-    return bool(_cluster(_json_object(environ[_NAME], [])).get("ps"))
+    config = _json_object(text, [])
+    servers = _cluster(config).get("ps")
+    return bool(servers)
 
 
 def corrected(environ: Mapping[str, str]) -> dict[str, str]:
@@ -67,37 +70,51 @@ def _without_empty(cluster: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
     Azure ML's number of parameter servers is 0 by default, and TensorFlow 2.21 is ended by SIGSEGV.
     """
-    empty = [kind for kind in (*_TASK_TYPES, _NO_RANK) if cluster.get(kind) == []]
-    if not empty:
-        return cluster
-    what = f"the empty list of {', '.join(empty)}"
-    notes.append(f"TF_CONFIG: {what} is left out, as TensorFlow crashes with it")
-    return {kind: tasks for kind, tasks in cluster.items() if kind not in empty}
+    rest = dict(cluster)
+    kinds = (*_TASK_TYPES, _NO_RANK)
+    for kind in kinds:
+        if cluster.get(kind) == []:
+            del rest[kind]
+    empty = [kind for kind in kinds if kind in cluster.keys() - rest.keys()]
+    if empty:
+        listed = ", ".join(empty)
+        what = f"the empty list of {listed}"
+        notes.append(f"TF_CONFIG: {what} is left out, as TensorFlow crashes with it")
+    return rest
 
 
 def _lacks_chief(cluster: dict[str, Any]) -> bool:
-    """Whether there is no chief, which is where TensorFlow 2's ParameterServerStrategy runs the script.
+    """Whether there is no chief, where TensorFlow's ParameterServerStrategy runs the script.
 
     Azure ML has none.
     """
-    if "ps" not in cluster or "chief" in cluster or "master" in cluster:
+    leaders = {"chief", "master"}
+    kinds = cluster.keys()
+    has_leader = not kinds.isdisjoint(leaders)
+    if has_leader or "ps" not in kinds:
         return False
     workers = cluster.get("worker")
-    return isinstance(workers, list) and len(workers) > 1
+    if not isinstance(workers, list):
+        return False
+    return len(workers) > 1
 
 
 def _with_chief(config: dict[str, Any], workers: list[Any]) -> dict[str, Any]:
     """The same with worker 0 as the chief."""
-    cluster = {"chief": workers[:1], **config["cluster"], "worker": workers[1:]}
+    chief, *others = workers
+    cluster = {"chief": [chief], **config["cluster"], "worker": others}
     fixed = {**config, "cluster": cluster}
     task = config.get("task")
-    if not isinstance(task, dict) or task.get("type") != "worker":
+    if not isinstance(task, dict):
         return fixed
+    kind = task.get("type")
     index: Any = task.get("index")
+    if kind != "worker" or index not in range(len(workers)):
+        return fixed
+    changed = {"index": index - 1}
     if index == 0:
-        fixed["task"] = {**task, "type": "chief"}
-    elif index in range(len(workers)):
-        fixed["task"] = {**task, "index": index - 1}
+        changed = {"type": "chief"}
+    fixed["task"] = {**task, **changed}
     return fixed
 
 
@@ -149,7 +166,7 @@ def _cluster(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
-    """The tasks with valid addresses, in the order of the text; records every problem of the others."""
+    """The tasks with valid addresses, in the order of the text; records all other problems."""
     if not isinstance(config.get("cluster"), dict):
         problems.append("TF_CONFIG has no 'cluster' object")
         if "sparseCluster" in config:
@@ -175,12 +192,15 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
 
 def _wrong_tasks(kind: str, addresses: object) -> str:
     """What is wrong with all tasks of a type; empty if nothing is."""
+    known = (*_TASK_TYPES, _NO_RANK)
+    shown = short_repr(kind)
     if kind == "master":
         return "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it"
-    if kind not in (*_TASK_TYPES, _NO_RANK):
-        return f"TF_CONFIG has tasks of the unknown type {short_repr(kind)}"
-    if not isinstance(addresses, list):
-        return f"TF_CONFIG's {short_repr(kind)} tasks are not a list of 'host:port'"
+    if kind not in known:
+        return f"TF_CONFIG has tasks of the unknown type {shown}"
+    is_list = isinstance(addresses, list)
+    if not is_list:
+        return f"TF_CONFIG's {shown} tasks are not a list of 'host:port'"
     return ""
 
 
@@ -199,17 +219,20 @@ def _check_together(tasks: list[_Task], problems: list[str]) -> None:
         problems.append("TF_CONFIG has more than one chief")
     seen: dict[tuple[str, int], _Task] = {}
     for task in tasks:
-        first = seen.setdefault((task.host, task.port), task)
+        place = (task.host, task.port)
+        first = seen.setdefault(place, task)
         if first is not task:
-            both = f"{first.kind} {first.number} and {task.kind} {task.number}"
             address = short_repr(task.address)
-            problems.append(f"TF_CONFIG gives the address {address} to both {both}")
+            one = f"{first.kind} {first.number}"
+            other = f"{task.kind} {task.number}"
+            problems.append(f"TF_CONFIG gives the address {address} to both {one} and {other}")
     hosts = {task.host for task in tasks}
     here = sorted(filter(is_loopback, hosts))
-    if 0 < len(here) < len(hosts):
+    others = len(hosts) - len(here)
+    if here and others:
+        shown = short_repr(here[0])
         problems.append(
-            f"TF_CONFIG mixes the loopback address {short_repr(here[0])} "
-            "with the addresses of other hosts"
+            f"TF_CONFIG mixes the loopback address {shown} with the addresses of other hosts"
         )
 
 
@@ -221,40 +244,54 @@ def _own(config: dict[str, Any], problems: list[str]) -> tuple[str, int]:
         return "", 0
     kind = str(task.get("type"))
     index: Any = task.get("index")
-    if kind == _NO_RANK and index is None:
+    is_evaluator = kind == _NO_RANK
+    if is_evaluator and index is None:
         index = 0
-    if type(index) is not int or index < 0:
-        shown = short_repr(index)
+    shown = short_repr(index)
+    is_index = type(index) is int and index >= 0
+    if not is_index:
         problems.append(f"TF_CONFIG's task index {shown} is not a whole number of 0 or more")
-    elif kind != _NO_RANK and not _has_task(config, kind, index):
-        shown = f"{short_repr(kind)} {short_repr(index)}"
-        problems.append(f"TF_CONFIG's task {shown} is not in its cluster")
+        return kind, 0
+    if is_evaluator:
+        return kind, index
+    addresses = _cluster(config).get(kind)
+    places = _places(addresses)
+    if index not in places:
+        problems.append(f"TF_CONFIG's task {short_repr(kind)} {shown} is not in its cluster")
     return kind, index
 
 
-def _has_task(config: dict[str, Any], kind: str, index: int) -> bool:
-    addresses = _cluster(config).get(kind)
-    return isinstance(addresses, list) and index < len(addresses)
+def _places(addresses: object) -> range:
+    """The indexes of the tasks of a type."""
+    count = 0
+    if isinstance(addresses, list):
+        count = len(addresses)
+    return range(count)
 
 
 def _place(reader: EnvReader, tasks: list[_Task], kind: str, index: int) -> None:
     """Record the numbers of this task, and where rank 0 is."""
     ranks = [task for task in tasks if task.kind != _NO_RANK]
     ranks.sort(key=lambda task: _TASK_TYPES.index(task.kind))
+    names = [(task.kind, task.number) for task in ranks]
     hosts = [task.host for task in ranks]
-    rank = [(task.kind, task.number) for task in ranks].index((kind, index))
-    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    rank = names.index((kind, index))
+    own_host = hosts[rank]
     nodes = list(dict.fromkeys(hosts))
+    node_rank = nodes.index(own_host)
+    here = hosts.count(own_host)
+    before = hosts[:rank].count(own_host)
     reader.put(f"task {kind} {index} of TF_CONFIG", rank=rank)
     reader.put("tasks of TF_CONFIG", world_size=len(ranks))
     on_its_host = "tasks of TF_CONFIG on this task's host"
-    reader.put(on_its_host, local_rank=here.index(rank), local_world_size=len(here))
-    reader.put("hosts of TF_CONFIG", node_rank=nodes.index(hosts[rank]), num_nodes=len(nodes))
+    reader.put(on_its_host, local_rank=before, local_world_size=here)
+    reader.put("hosts of TF_CONFIG", node_rank=node_rank, num_nodes=len(nodes))
     # Every task has the same cluster and hence the same first address, whose port belongs to
     # TensorFlow's server.
+    first = ranks[0]
     source = "first task of TF_CONFIG"
-    reader.own_address = (ranks[0].host, source)
-    reader.port_seed = (ranks[0].address, source)
+    reader.own_address = (first.host, source)
+    reader.port_seed = (first.address, source)
 
 
 TF_CONFIG = Launcher(

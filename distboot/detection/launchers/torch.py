@@ -1,7 +1,7 @@
-"""Plain RANK and WORLD_SIZE, set for every process by a person, by Azure ML's PyTorch jobs, or by an operator.
+"""Plain RANK and WORLD_SIZE, set by a person, by Azure ML's PyTorch jobs, or by an operator.
 
-Kubeflow's PyTorchJob with one process per pod has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT only.
-LOCAL_RANK without the rest is half of a launcher.
+Kubeflow's PyTorchJob with one process per pod has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+only. LOCAL_RANK without the rest is half of a launcher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torchrun, `torch.distributed.run` and `torch.distributed.launch`, in all flags; `accelerate launch` runs on it.
+"""torchrun, `torch.distributed.run`, `torch.distributed.launch`, and `accelerate launch`.
 
 GROUP_RANK is the index of the node's agent; there is no NODE_RANK. MASTER_ADDR is the host of the
 agent of rank 0, whose store listens at MASTER_PORT. torch.distributed.launch sets the same (without

@@ -1,7 +1,7 @@
 """Cloud TPU slices of several hosts, as GKE sets them up: one process uses all chips of a host.
 
-The processes of several slices are in JAX's own order (jax/_src/clusters/cloud_tpu_cluster.py): slice
-by slice. With several slices there are MEGASCALE_NUM_SLICES=2, MEGASCALE_SLICE_ID=1 and
+The processes of several slices are in JAX's own order (jax/_src/clusters/cloud_tpu_cluster.py):
+slice by slice. With several slices there are MEGASCALE_NUM_SLICES=2, MEGASCALE_SLICE_ID=1 and
 MEGASCALE_COORDINATOR_ADDRESS=js-slice-0-0.js, too.
 """
 
@@ -14,48 +14,56 @@ from ..node_platform import NodePlatform
 from ..parse import parse_hosts
 from . import has_any
 
+_WORKER = "TPU_WORKER_ID"
+_HOSTS = "TPU_WORKER_HOSTNAMES"
+_SLICES = "MEGASCALE_NUM_SLICES"
+_SLICE = "MEGASCALE_SLICE_ID"
+
 
 def _claim(environ: Mapping[str, str]) -> bool:
     if has_any(environ, ("RANK", "LOCAL_RANK")):
         return False
-    words = environ.get("TPU_WORKER_HOSTNAMES", "").replace(",", " ").lower().split()
-    hosts = {host for host in words if host != "localhost"}
-    several_slices = environ.get("MEGASCALE_NUM_SLICES", "1") not in ("", "1")
-    is_second = environ.get("TPU_WORKER_ID", "") not in ("", "0")
-    return len(hosts) > 1 or several_slices or is_second
+    listed = environ.get(_HOSTS, "").replace(",", " ").lower()
+    hosts = {*listed.split()} - {"localhost"}
+    checks = (
+        len(hosts) > 1,
+        environ.get(_SLICES, "1") not in ("", "1"),
+        environ.get(_WORKER, "") not in ("", "0"),
+    )
+    return any(checks)
 
 
 def _read(reader: EnvReader) -> None:
-    worker = reader.integer("TPU_WORKER_ID", required=True)
-    listed = reader.parsed("TPU_WORKER_HOSTNAMES", parse_hosts, required=True) or []
-    hosts = list(dict.fromkeys(host.lower() for host in listed))
+    worker = reader.integer(_WORKER, required=True)
+    listed = reader.parsed(_HOSTS, parse_hosts, required=True)
     slices, own = _slices(reader)
-    if worker is None or not hosts:
+    if worker is None or listed is None:
         return
-    if worker >= len(hosts):
-        names = variable(reader.environ, "TPU_WORKER_HOSTNAMES")
-        reader.reject("TPU_WORKER_ID", f"is not below the {len(hosts)} different hosts of {names}")
+    hosts = list(dict.fromkeys(host.lower() for host in listed))
+    here = len(hosts)
+    if worker >= here:
+        names = variable(reader.environ, _HOSTS)
+        reader.reject(_WORKER, f"is not below the {here} different hosts of {names}")
         return
-    count = len(hosts) * slices
-    reader.put("TPU_WORKER_ID", rank=own * len(hosts) + worker)
-    reader.put("TPU_WORKER_HOSTNAMES", world_size=count, num_nodes=count)
-    reader.own_address = (listed[0], "first host of TPU_WORKER_HOSTNAMES")
+    count = here * slices
+    reader.put(_WORKER, rank=own * here + worker)
+    reader.put(_HOSTS, world_size=count, num_nodes=count)
+    reader.own_address = (listed[0], f"first host of {_HOSTS}")
     if slices > 1:
-        reader.own_address = None
         reader.take_own_address("MEGASCALE_COORDINATOR_ADDRESS")
     reader.port_seed = reader.own_address
 
 
 def _slices(reader: EnvReader) -> tuple[int, int]:
     """The number of slices, and that of this one."""
-    if "MEGASCALE_NUM_SLICES" not in reader.environ:
+    if _SLICES not in reader.environ:
         return 1, 0
-    slices = reader.integer("MEGASCALE_NUM_SLICES", required=True)
-    own = reader.integer("MEGASCALE_SLICE_ID", required=True)
+    slices = reader.integer(_SLICES, required=True)
+    own = reader.integer(_SLICE, required=True)
     if slices is None or own is None:
         return 1, 0
     if own >= slices:
-        reader.reject("MEGASCALE_SLICE_ID", f"is not below the {slices} there are")
+        reader.reject(_SLICE, f"is not below the {slices} there are")
     return slices, own
 
 

@@ -1,10 +1,11 @@
-"""Volcano on Kubernetes: its `pytorch` plugin numbers pods, and no variable has the processes of each.
+"""Volcano on Kubernetes: its `pytorch` plugin numbers pods, and not processes.
 
 VC_TASK_INDEX counts within one kind of task. VC_WORKER_NUM and its like are of the svc plugin.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ...base.text import digits
@@ -12,20 +13,24 @@ from ..env_reader import EnvReader
 from ..node_platform import NodePlatform
 from . import has_any
 
+_COUNT = re.compile(r"VC_.*_NUM|VC_NUM")
 _MARKERS = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the tensorflow plugin.
-    if not has_any(environ, _MARKERS) or has_any(environ, ("LOCAL_RANK", "TF_CONFIG")):
+    # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the
+    # tensorflow plugin.
+    is_numbered = has_any(environ, ("LOCAL_RANK", "TF_CONFIG"))
+    if is_numbered or not has_any(environ, _MARKERS):
         return False
-    # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
-    counts = (
-        digits(text) or 0
-        for name, text in environ.items()
-        if name.startswith("VC_") and name.endswith("_NUM")
-    )
-    return has_any(environ, ("RANK", "WORLD_SIZE")) or sum(counts) != 1
+    if has_any(environ, ("RANK", "WORLD_SIZE")):
+        return True
+    pods = 0
+    for name, text in environ.items():
+        # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
+        if _COUNT.fullmatch(name):
+            pods += digits(text) or 0
+    return pods != 1
 
 
 def _read(reader: EnvReader) -> None:

@@ -101,7 +101,7 @@ def _note_mpi() -> None:
 
 def _mpi_libraries() -> set[str]:
     """The files of the MPI libraries in this process."""
-    from ...job.restarts import MPI_LIBRARY  # here, as it loads more than a script needs
+    from ...base.process import MPI_LIBRARY  # here, as it loads more than a script needs
 
     with open("/proc/self/maps", encoding="utf-8") as file:
         return {line.split()[-1] for line in file if MPI_LIBRARY.search(line)}

@@ -15,7 +15,6 @@ from .finding import (
     problem_if,
 )
 from .machine import Machine
-from .torch_build import torch_build
 
 _HIDES_ALL = ("", "-1")  # values of CUDA_VISIBLE_DEVICES, which ROCm reads as well
 _HIDDEN_BUILDS = ("cuda", "hip")
@@ -143,6 +142,8 @@ def _check_kind(machine: Machine, kind: Kind, count: int) -> Finding:
 
 
 def _not_in_container(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
+    from .torch_build import torch_build  # here, as most containers have the files
+
     build = torch_build(machine)
     has_torch = build is not None
     if build is not None and kind.build not in build.targets:

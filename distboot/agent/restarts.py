@@ -1,0 +1,179 @@
+"""The rounds of a job that is started again without its launcher, as one wrapper knows them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ..base.process import MPI_LIBRARY, has_loaded
+from ..base.settings import RestartSettings
+from ..base.text import digits, log_line, ranges, ranks_said
+from ..job.exit_status import ExitStatus
+from ..job.restarts import RestartPolicy
+from ..job.root_cause import RootCause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.membership import EarlierAgent
+
+COUNT = "DISTBOOT_RESTART_COUNT"
+_OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
+
+
+class Restarts:
+    """What the wrapper knows of all rounds of its job."""
+
+    def __init__(
+        self,
+        settings: RestartSettings,
+        environ: Mapping[str, str],
+        *,
+        who: str | None = None,  # in what is printed between two rounds
+        of_launcher: bool = False,  # whether the ranks are launchers
+    ) -> None:
+        self.settings = settings
+        self.round = 0  # that runs, or comes next
+        # On rank 0, those that have failed, as the report has them
+        self.rounds: list[dict[str, Any]] = []
+        self.cause: RootCause | None = None  # of the round that has ended
+        self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
+        self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
+        self._who = who
+        self._policy = RestartPolicy(settings, of_launcher=of_launcher)
+        self._most = settings.most
+        self._start = time.monotonic()  # of the round
+        self._start_time = time.time()
+        # Why the job does not go on; empty: it does; None: not decided
+        self._refusal: str | None = None
+        # Whether MPI_Init of a rank connects to the launcher, which accepts each process once
+        self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
+        self._has_mpi = False
+
+    def look(self, pid: int) -> None:
+        """Check whether a rank, or a process that it started, has loaded MPI."""
+        if self._is_below_mpi and not self._has_mpi:
+            self._has_mpi = has_loaded(pid, MPI_LIBRARY)
+
+    def outlived(self, signals: set[int]) -> None:
+        """Signals do not end a script: let them not end the wrapper between two rounds, either."""
+        for number in signals - self.harmless:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._warn_of_signal)
+        self.harmless |= signals
+
+    def _warn_of_signal(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        text = f"warning: {name} arrived while no rank was running, and had no effect"
+        log_line(self._who, text)
+
+    def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
+        """All agents have met for a round, which rank 0's agent numbers; it allows `most`."""
+        if is_rank_0 and round_ > self.round:
+            self._report_lost_record(round_, most)
+        self.round = round_
+        self.cause = None
+        self._most = most
+        self._refusal = None
+        self._start = time.monotonic()
+        self._start_time = time.time()
+
+    def _report_lost_record(self, round_: int, most: int) -> None:
+        """This process has replaced rank 0's agent of an earlier round."""
+        rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
+        text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
+        self._add_round(round_ - 1, [0], text, start=None, seconds=None)
+        log_line(self._who, f"restart {round_} of {most}: {text}", event="restart", round=round_)
+
+    def _add_round(
+        self,
+        round_: int,
+        ranks: list[int],
+        text: str,
+        *,
+        start: float | None,
+        seconds: float | None,
+    ) -> None:
+        failed = {
+            "round": round_,
+            "ranks": ranks,
+            "text": text,
+            "start": start,
+            "seconds": seconds,
+        }
+        self.rounds.append(failed)
+
+    def decided(
+        self,
+        cause: RootCause,
+        end: ExitStatus | None,
+        now: float,
+        *,
+        is_asked: bool,
+        is_orphaned: bool = False,
+    ) -> tuple[RootCause, str | None]:
+        """On rank 0: the root cause with the decision, and what to print of it, once.
+
+        Args:
+            cause: of this round.
+            end: how its rank has ended, or fails, as far as is known.
+            now: by `time.monotonic`.
+            is_asked: whether the job was asked to stop.
+            is_orphaned: whether the launcher's process above rank 0 is gone.
+        """
+        text = None
+        if self._refusal is None:
+            self._refusal = self._policy.refusal(
+                cause,
+                end,
+                now,
+                round=self.round,
+                most=self._most,
+                is_asked=is_asked,
+                has_mpi=self._has_mpi,
+            )
+            if is_orphaned and not self._refusal:
+                self._refusal = "the launcher of rank 0 is gone"
+            if self._refusal and cause.is_failure:
+                text = f"no restart: {self._refusal}"
+            self._add_round(
+                self.round,
+                list(cause.ranks),
+                cause.headline,
+                start=self._start_time,
+                seconds=round(now - self._start, 3),
+            )
+        return replace(cause, restarts=not self._refusal), text
+
+    def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
+        """A round has ended, and another one follows; returns after the delay between two."""
+        seconds = time.monotonic() - self._start
+        failed = self.round
+        self.round += 1
+        self.cause = cause
+        self.earlier = agents
+        if self.rounds:
+            who = "a rank"
+            if cause.ranks:
+                who = ranks_said(cause.ranks)
+            why = f"round {failed} ended after {seconds:.1f} s, as {who} failed"
+            text = f"restart {self.round} of {self._most}: {why}"
+            log_line(self._who, text, event="restart", round=self.round)
+        with suppress(OSError, KeyError):
+            # Of the last failure; torchrun is to read that of the job's end
+            os.unlink(os.environ[_ERROR_FILE])
+        time.sleep(self.settings.delay)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables for the script."""
+        found = {COUNT: str(self.round)}
+        if self._most:
+            before = digits(environ.get(_OF_TORCHRUN, "")) or 0
+            found[_OF_TORCHRUN] = str(self.round + before)
+        return found

@@ -1,0 +1,45 @@
+"""A launcher that has claimed a process, and the error for another one that contradicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from .launchers import Launcher
+from .placement import Placement
+from .readings import Environment
+
+
+class Claim(NamedTuple):
+    """A launcher that has claimed a process, and what else is in the environment."""
+
+    launcher: Launcher
+    placement: Placement
+    environment: Environment
+    present: Sequence[Launcher]  # all launchers that have a variable there
+    candidates: Sequence[Launcher]  # those of them that may have started the process
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return self.environment.without_ours
+
+    @property
+    def further_out(self) -> Sequence[Launcher]:
+        own = self.present.index(self.launcher)
+        return self.present[own + 1 :]
+
+
+def conflict(
+    placement: Placement, other: str, rank: int, world_size: int, variables: str
+) -> DistbootError:
+    """The error for another launcher with other numbers, which these variables have."""
+    own = placement.launcher
+    numbers = f"rank {placement.rank} of {placement.world_size} ({placement.sources['rank']})"
+    return DistbootError(
+        "conflicting-launchers",
+        f"{own} says {numbers}, but {other} says rank {rank} of {world_size}",
+        "name the one that started this very process, the last one typed: "
+        f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
+        f"or clear {variables} if left over from a shell or an image",
+    ).of(UNKNOWN_RANK)

@@ -1,0 +1,189 @@
+"""Which failure was first: all reports of trouble, until one of them is the root cause. Pure.
+
+One failure makes others fail: a rank dies, its peers lose their connections to it, and the launcher
+stops the rest with signals. The reports of all that reach rank 0 in any order. There are three
+kinds:
+
+    failed     a rank has failed, or its script is about to end with an exception
+    lost       the connection to the agent of a rank has ended
+    stopped    an external signal has asked a rank to stop
+
+Each report is due some time after it arrived, so that what explains it can arrive, too:
+
+    failed     at once; after `EXPLAINING` if it is *secondary*: its exception only tells that a
+               peer is gone, and the failure of that peer may be on its way
+    lost       after `GATHERING`, in which all ranks of a host that died are lost
+    stopped    after `SETTLING`: a launcher sends signals when a rank has failed
+
+When the first report is due, the root cause is the first to arrive that explains itself, which is
+neither secondary nor a signal; without one, it is the first of all. A secondary failure waits
+longer while another rank is about to end with an exit code that is not known yet.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..base.process import INTERRUPT
+from ..base.text import ranks_said
+from .exit_status import ExitStatus
+from .root_cause import (
+    RankState,
+    RootCause,
+    from_disconnect,
+    from_early_end,
+    from_exit,
+    from_signal,
+)
+
+SETTLING = 0.15  # seconds; mpirun leaves 0.24 until its next signal
+EXPLAINING = 0.5  # seconds
+GATHERING = 0.1  # seconds
+_FAILURE_DUE = {False: 0.0, True: EXPLAINING}  # seconds, by whether it is secondary
+_rank = operator.attrgetter("rank")
+_node = operator.attrgetter("node_rank")
+_is_reachable = operator.attrgetter("is_reachable")
+_has_succeeded = operator.attrgetter("has_succeeded")
+
+
+@dataclass(slots=True, eq=False)
+class FailureReport:
+    """A report for which the job may have to end."""
+
+    kind: Literal["failed", "lost", "stopped"]
+    member: RankState
+    due: float
+    end: ExitStatus | None = None  # how the rank failed
+    signal: int = 0  # from outside, that asked it to stop
+    of_wrapper: bool = False  # whether the wrapper of the rank got that signal
+    why: str = ""  # it counts as lost
+    is_secondary: bool = False  # whether it only tells that a peer is gone
+    may_be_consequence: bool = False  # whether another report may explain it
+
+
+@dataclass(slots=True)
+class RootCauseAnalysis:
+    """All reports until one of them is the root cause."""
+
+    members: list[RankState]
+    is_by_node: bool = False  # whether one agent has all ranks of a node
+    reports: list[FailureReport] = field(default_factory=list)  # in the order of arrival
+    # Of these, the lost ones, by node and rank
+    _lost: dict[int, dict[RankState, FailureReport]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _interrupted: set[int] = field(default_factory=set)  # ranks that have got Ctrl-C
+
+    def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
+        report = FailureReport(
+            kind="failed",
+            member=member,
+            due=now + _FAILURE_DUE[end.is_secondary],
+            end=end,
+            is_secondary=end.is_secondary,
+            may_be_consequence=end.is_secondary,
+        )
+        self.reports.append(report)
+
+    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+        due = now + gathering
+        earlier = self._lost[member.node_rank].get(member)
+        if earlier is not None:
+            earlier.due = min(earlier.due, due)
+            return
+        report = FailureReport("lost", member, due, why=why)
+        self._lost[member.node_rank][member] = report
+        self.reports.append(report)
+
+    def terminating(
+        self, member: RankState, number: int, now: float, *, of_wrapper: bool = False
+    ) -> None:
+        if number == INTERRUPT:
+            self._interrupted.add(member.rank)
+        report = FailureReport(
+            kind="stopped",
+            member=member,
+            due=now + SETTLING,
+            signal=number,
+            of_wrapper=of_wrapper,
+            may_be_consequence=True,
+        )
+        self.reports.append(report)
+
+    def postpone(self, member: RankState, due: float) -> None:
+        """A rank that was lost may be about to return."""
+        report = self._lost[member.node_rank].get(member)
+        if report is not None:
+            report.due = max(report.due, due)
+
+    def returned(self, member: RankState) -> None:
+        """A rank that was lost has returned."""
+        report = self._lost[member.node_rank].pop(member, None)
+        if report is not None:
+            self.reports.remove(report)
+
+    def conclude(self, now: float) -> FailureReport | None:
+        """The root cause, once it is certain; None: not yet."""
+        if not self.reports:
+            return None
+        report = min(self.reports, key=operator.attrgetter("due"))
+        # When all ranks have ended, nothing more arrives.
+        if report.due > now and any(map(_is_reachable, self.members)):
+            return None
+        may_explain = operator.methodcaller("may_explain", now)
+        if report.is_secondary and any(map(may_explain, self.members)):
+            report.due = now + EXPLAINING
+            return None
+        return min(self.reports, key=operator.attrgetter("may_be_consequence"))
+
+    def explain(self, report: FailureReport, delay: float, held_up: str = "") -> RootCause:
+        """The root cause that a report is.
+
+        Args:
+            report: from `conclude`.
+            delay: seconds before the other ranks stop.
+            held_up: `"rank 1 (vm) had held up the job for 600 s"`, or empty.
+        """
+        member = report.member
+        if report.kind == "stopped":
+            receiver = self._receiver(report)
+            return from_signal(member, report.signal, receiver, held_up)
+        if report.end is None:
+            there = self._lost[member.node_rank]
+            return from_disconnect(sorted(there, key=_rank), report.why)
+        end = _end_of(member, report.end)
+        done = list(filter(_has_succeeded, self.members))
+        if done and report.is_secondary:
+            others = len(self.members) - len(done)
+            then = from_exit(member, end, delay, "failed")
+            return from_early_end(done, others, then)
+        return from_exit(member, end, delay)
+
+    def _receiver(self, report: FailureReport) -> str:
+        """Which process got a signal, or which ranks got Ctrl-C; empty: the rank did."""
+        if report.of_wrapper:
+            whose = self._name_of_wrapper(report.member)
+            return f"the wrapper of {whose} got it"
+        if report.signal != INTERRUPT or len(self._interrupted) == 1:
+            return ""
+        ranks = sorted(self._interrupted)
+        return f"Ctrl-C, which {ranks_said(ranks)} got"
+
+    def _name_of_wrapper(self, member: RankState) -> str:
+        node = member.node_rank
+        sizes = Counter(map(_node, self.members))
+        if self.is_by_node and sizes[node] > 1:
+            return f"node {node}"
+        return f"rank {member.rank}"
+
+
+def _end_of(member: RankState, reported: ExitStatus) -> ExitStatus:
+    """How a rank has ended that was reported to fail so."""
+    if member.end is None:
+        return reported
+    if member.end.terminated_by is not None:  # by a signal that came while it was about to end
+        return reported
+    return member.end
