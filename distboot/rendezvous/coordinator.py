@@ -207,8 +207,9 @@ class Coordinator:
     def _missing(self) -> DistbootError:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
-        joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        text = f"{joined}; missing: {table.describe_missing()}{why}"
+        joined = f"{len(table.records)} of {table.world_size}"
+        missing = table.describe_missing()
+        text = f"{joined} {table.unit}s joined {self._limit}; missing: {missing}{why}"
         hint = self.hint
         if self.pool.remedy:
             hint = f"{self.pool.remedy}; or {hint}"
