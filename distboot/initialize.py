@@ -19,11 +19,6 @@ from .context import Context, who_of
 from .detection import inherited, surroundings
 from .detection.export import EnvTransaction, thread_variables
 from .detection.here import detect_here
-from .detection.local_rank_option import (
-    with_local_rank,
-    without_local_rank,
-    wrong_local_rank,
-)
 from .rendezvous.events import GROUP
 from .script.mentions import mentions_preempted
 from .startup import bound_cpus
@@ -288,11 +283,19 @@ def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: b
     if not sys.argv:  # Python is embedded
         return
     given = sys.argv[1:]
+    if not given and not pass_local_rank:
+        return
+    from .detection.local_rank_option import (
+        with_local_rank,
+        without_local_rank,
+        wrong_local_rank,
+    )
+
     if pass_local_rank:
         sys.argv[1:] = with_local_rank(given, held.local_rank)
     elif pass_local_rank is False:
         sys.argv[1:] = without_local_rank(given)
-    elif given and is_new:
+    elif is_new:
         warning = wrong_local_rank(given, held.local_rank)
         if warning is not None:
             log_line(who_of(held.context), warning)

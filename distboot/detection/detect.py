@@ -187,6 +187,10 @@ def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
         check = launcher.nodes is not None
     if not check:
         return
+    from . import signs
+
+    if is_alone and not signs.signs(environ):
+        return
     from . import not_alone
 
     if is_alone:

@@ -75,16 +75,15 @@ def _compared(claim: Claim, other: Launcher) -> list[str]:
     """The note on the variables of a launcher with generic names; an error for another world."""
     environ = claim.environ
     used = set(claim.placement.sources.values())
-    ignored = []
-    for name in other.markers:
-        if name in environ.keys() - used:
-            ignored.append(name)
+    unused = set(other.markers) - used
+    names = unused & environ.keys()
+    ignored = [name for name in other.markers if name in names]
     is_claimed = other.claims(environ)
     if not ignored or not is_claimed:
         return []
     theirs = read(other, environ)
-    names = ", ".join(ignored)
-    return _notes_on(claim, other.name, names, theirs)
+    listed = ", ".join(ignored)
+    return _notes_on(claim, other.name, listed, theirs)
 
 
 def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[str]:

@@ -59,18 +59,18 @@ WAITED = ("timed out waiting", "collective operation timeout", "wait timeout aft
 _OWN_WORKER = "dataloader worker (pid"
 _OWN_WORKER_FILE = "/multiprocessing/connection.py"
 
-_JUDGED_HEAD, _JUDGED_TAIL = 4 << 20, 1 << 20  # characters of a message
+_JUDGED_HEAD = 4 << 20  # characters of the beginning of a message
+_JUDGED_TAIL = 1 << 20  # characters of its end
 _SHOWN = 1 << 16  # characters of a message that are looked at to show some of them
 _MOST_LINKS = 1000  # exceptions in one chain
 _DEEPEST = 20  # groups in groups
 _MOST_MEMBERS = 1000  # of one group
-_TYPE, _MESSAGE, _NAME = (
-    80,
-    300,
-    60,
-)  # characters of a type, of the first line, of a function or file
+_TYPE = 80  # characters of a type
+_MESSAGE = 300  # characters of the first line
+_NAME = 60  # characters of a function or file
 _WIDEST = 320  # characters of a line of the excerpt
-_MESSAGE_LINES, _MESSAGE_BYTES = 8, 1500  # of a message in the excerpt
+_MESSAGE_LINES = 8  # of a message in the excerpt
+_MESSAGE_BYTES = 1500  # the same
 _QUOTED_LINES = 3  # of these, where it quotes a traceback
 _FRAMES = 24  # of a traceback in the excerpt
 _LINES = 40  # of the excerpt
@@ -133,8 +133,10 @@ def describe(
     texts = _Texts()
     is_secondary = _is_secondary(error, texts)
     leaves = list(_leaves(error))
-    shown = next((leaf for leaf in leaves if not _is_secondary(leaf, texts)), leaves[0])
-    shown_trace = trace if shown is error else shown.__traceback__ or trace
+    shown = _most_telling(leaves, texts)
+    shown_trace = trace
+    if shown is not error:
+        shown_trace = shown.__traceback__ or trace
     lines = _traceback(shown, shown_trace, texts, clean)
     message = _cut(_in_one_line(texts.message(shown), clean), _MESSAGE)
     found = Description(clean(texts.type_name(shown)), message, lines)
@@ -143,6 +145,14 @@ def describe(
     found.is_secondary = is_secondary
     found.has_waited = any(_has_any(texts.judged(link), WAITED) for link in _chain(shown))
     return found
+
+
+def _most_telling(leaves: list[BaseException], texts: _Texts) -> BaseException:
+    """The first member of a group that does not only tell that a peer is gone."""
+    for leaf in leaves:
+        if not _is_secondary(leaf, texts):
+            return leaf
+    return leaves[0]
 
 
 class _Texts:
@@ -222,7 +232,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _members(error: BaseException) -> list[BaseException]:
     """Those of an exception group, also of the backport for Python 3.10; none of any other exception."""
-    if not any(kind.__name__ == "BaseExceptionGroup" for kind in type(error).__mro__):
+    types = {kind.__name__ for kind in type(error).__mro__}
+    if "BaseExceptionGroup" not in types:
         return []
     members = getattr(error, "exceptions", ())
     if not isinstance(members, (tuple, list)):
@@ -280,16 +291,15 @@ def _place(error: BaseException, trace: TracebackType | None) -> str:
     file = error.filename if isinstance(error, SyntaxError) else None
     if isinstance(file, str) and not is_of_others(file):
         return f"<module> ({_base(file)}:{error.lineno})"  # type: ignore[attr-defined]
-    found = None
-    is_own = False
+    innermost = ""
+    innermost_own = ""
     while trace is not None:
         code = trace.tb_frame.f_code
-        own = not is_of_others(code.co_filename)
-        if own or not is_own:
-            found = f"{_cut(code.co_name, _NAME)} ({_base(code.co_filename)}:{trace.tb_lineno})"
-            is_own = own
+        innermost = f"{_cut(code.co_name, _NAME)} ({_base(code.co_filename)}:{trace.tb_lineno})"
+        if not is_of_others(code.co_filename):
+            innermost_own = innermost
         trace = trace.tb_next
-    return found or ""
+    return innermost_own or innermost
 
 
 def _base(file: str) -> str:
@@ -320,7 +330,9 @@ def _traceback(
     lines: list[str] = []
     seen: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen and len(lines) < _ERROR_FILE_LINES:
+    while link is not None:
+        if id(link) in seen or len(lines) >= _ERROR_FILE_LINES:
+            break
         seen.add(id(link))
         if link is not error:
             trace = link.__traceback__
@@ -394,14 +406,25 @@ def _of_syntax(error: SyntaxError, clean: Callable[[str], str]) -> list[str]:
 def _lines_of(text: str, clean: Callable[[str], str]) -> list[str]:
     """The first lines of a message, without empty ones before the first."""
     head = text[:_SHOWN]
-    is_whole = len(head) == len(text)
     lines = clean(head).strip("\n").splitlines()
-    if not is_whole and len(lines) > 1:
+    is_cut = len(head) < len(text)
+    if is_cut and len(lines) > 1:
         del lines[-1]  # it may end within a secret
     if len(lines) > _MESSAGE_LINES + 1:
-        # The last lines of a traceback that it quotes say most; those of a C++ stack say nothing.
-        last = lines[-_QUOTED_LINES:] if _quotes(text) else []
-        lines = [*lines[: _MESSAGE_LINES - len(last)], _LEFT_OUT, *last]
+        lines = _without_middle(lines, quotes=_quotes(text))
+    return _of_few_bytes(lines)
+
+
+def _without_middle(lines: list[str], *, quotes: bool) -> list[str]:
+    """The first lines, and the last ones of a traceback that is quoted; those of a C++ stack say nothing."""
+    last = []
+    if quotes:
+        last = lines[-_QUOTED_LINES:]
+    return [*lines[: _MESSAGE_LINES - len(last)], _LEFT_OUT, *last]
+
+
+def _of_few_bytes(lines: list[str]) -> list[str]:
+    """Narrow lines, as many as there is room for."""
     kept: list[str] = []
     size = 0
     for whole in lines:

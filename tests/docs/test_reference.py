@@ -28,10 +28,7 @@ NO_VARIABLES = {
     "THREAD_": "the beginning of MPI's levels of threading",
     "MASTER_": "the beginning of a line in a message",
     "HOROVOD_": "the beginning of a name whose end is a number's",
-    **dict.fromkeys(
-        ("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"
-    ),
-    "VC_": "the beginning of VC_…_NUM",
+    **dict.fromkeys(("PMI_", "PMIX_"), "the beginning of names in slurm.py"),
     **dict.fromkeys(("INIT_METHOD", "DIST_URL"), "the end of a name in signs.py"),
     **dict.fromkeys(("NUM_", "TOTAL_", "RANK_"), "a part of a name in signs.py"),
     **dict.fromkeys(("SC_CLK_TCK", "SC_OPEN_MAX"), "a name of sysconf(3)"),

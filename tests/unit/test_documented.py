@@ -248,7 +248,7 @@ def test_sample_of_a_launcher_is_a_rank(name: str) -> None:
             assert known in (None, right)
 
 
-def test_every_variable_that_is_asked_for_loads_its_launcher() -> None:
+def test_every_variable_asked_for_loads_its_launcher() -> None:
     for entry in INNERMOST_FIRST:
         launcher = LAUNCHERS[entry.name]
         names = [*launcher.markers, *launcher.triggers, launcher.own_mark]
