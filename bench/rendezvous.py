@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 from distboot import DistbootError
 from distboot.rendezvous.coordinator import Coordinator
-from distboot.rendezvous.membership import JoinPlan, Membership
+from distboot.rendezvous.membership import JoinPlan, Membership, build_membership
 from distboot.rendezvous.messages import Hello, Members, WorkerInfo
-from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.plan import environment_facts
 from distboot.rendezvous.protocol import (
     HEADER,

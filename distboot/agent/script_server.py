@@ -21,7 +21,7 @@ from functools import partial
 
 from ..base.errors import DistbootError
 from ..rendezvous.coordinator import Coordinator
-from ..rendezvous.join import Joined
+from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.membership import JoinResult
 from ..rendezvous.messages import (
     Arrive,
@@ -291,8 +291,6 @@ class ScriptServer:
         if rank == 0:
             listener = self._joined.take_listener()
             if listener is None:  # the wrapper has left the port to its script
-                from ..rendezvous.ports import PortInUse, listening  # here, as only rank 0 needs it
-
                 with suppress(PortInUse):
                     listener = listening(self._result.port)
         if listener is None:

@@ -69,8 +69,9 @@ class KeyTexts:
         """For the ranks that are at a key, when the limit is over."""
         all_ranks = len(self._node_of)
         absent = self._describe_unreachable(missing, now)
-        came = f"{all_ranks - len(missing)} of {all_ranks} ranks arrived within {limit:g} s"
-        text = f"{came}; missing: {self._ranks(missing)}{absent}"
+        came = f"{all_ranks - len(missing)} of {all_ranks} ranks arrived"
+        who = f"{self._ranks(missing)}{absent}"
+        text = f"{came} within {limit:g} s; missing: {who}"
         hint = _HINT_AT_MISSING
         if absent:
             hint = _HINT_AT_NETWORK

@@ -57,6 +57,7 @@ from .events import Clocks, JoinLog
 from .membership import (
     JoinPlan,
     Membership,
+    build_membership,
 )
 from .messages import (
     ONE_DISTBOOT,
@@ -147,8 +148,6 @@ class Coordinator:
         return membership
 
     def _build(self) -> Membership:
-        from .numbering import build_membership
-
         records = self.table.in_order()
         resume_port = 0
         if self._connections:

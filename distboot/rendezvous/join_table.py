@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from ..base.errors import DistbootError
 from ..base.text import escape_control, ranges, short_repr, with_nodes
-from .membership import EarlierAgent, Membership
+from .membership import EarlierAgent, Membership, node_size
 from .messages import WorkerInfo, as_error
-from .numbering import node_size
 
 # What an agent is, by whether it starts ranks
 _JOINS_AS = {False: "a rank", True: "all ranks of its node"}

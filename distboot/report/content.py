@@ -22,8 +22,7 @@ from ..base.text import (
 )
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
-from ..rendezvous.membership import Membership
-from ..rendezvous.numbering import node_size
+from ..rendezvous.membership import Membership, node_size
 from .job_state import JobState
 from .steps import slowest
 

@@ -36,8 +36,8 @@ from distboot.host import DERIVED_PORTS, cpus, free_port
 from distboot.host.cpus import of_all
 from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
-from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.protocol import Frames, decode
 from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text

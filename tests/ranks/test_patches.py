@@ -47,7 +47,7 @@ ELSEWHERE = {
         ),
         "the agent",
     ),
-    "rendezvous/ports.py": "the agent",
+    "rendezvous/join.py": "the agent",
     "__main__.py": "the wrapper",
 }
 NOT_IN_A_SCRIPT = {

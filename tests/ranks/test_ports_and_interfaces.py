@@ -19,8 +19,9 @@ from rendezvous_peers import plan_for, record
 
 from distboot import DistbootError, detect
 from distboot.host import network, sockets
+from distboot.rendezvous import join
+from distboot.rendezvous.join import PortInUse, PortLease, listening
 from distboot.rendezvous.plan import candidate_ports
-from distboot.rendezvous.ports import PortInUse, PortLease, describe_holder, listening
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
 
@@ -159,11 +160,11 @@ def test_foreign_port_is_named_by_its_answer(port: int, monkeypatch: pytest.Monk
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert describe_holder(port) == (
+        assert join._describe_holder(port) == (
             ": the process that listens there is an SSH server ('SSH-2.0-x')"
         )
         thread.join()
-    assert describe_holder(port) == ""
+    assert join._describe_holder(port) == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")

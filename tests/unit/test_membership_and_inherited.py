@@ -15,8 +15,8 @@ from distboot import DistbootError, detect
 from distboot.base.text import with_nodes
 from distboot.detection.export import merged, variables
 from distboot.detection.inherited import VARIABLE
+from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
-from distboot.rendezvous.numbering import build_membership
 from distboot.rendezvous.plan import plan_of
 
 
