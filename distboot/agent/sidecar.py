@@ -7,6 +7,7 @@ the script, which may wait for all of its children. It ends with the script.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ from .link_messages import (
     Raised,
 )
 
+_OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 # A launcher sends them to all processes of a job
 _IGNORED = (
     "SIGTERM",
@@ -92,6 +94,19 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.loop.run()
     script.let_go()
     joined.close()
+    if 0 in agent.role.lost_at:
+        _keep_claims()
+
+
+def _keep_claims() -> None:
+    """Stay, with no file of the script, until other agents of this node have lost rank 0, too.
+
+    Each finds that out alone; the first one has the claim to print it, as long as it runs.
+    """
+    with open(os.devnull, "wb") as nowhere:
+        for file in (1, 2):
+            os.dup2(nowhere.fileno(), file)
+    time.sleep(_OTHERS_LOSE_RANK_0)
 
 
 class _Control:

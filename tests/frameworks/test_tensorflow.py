@@ -268,7 +268,7 @@ distboot.init("tensorflow", join_timeout=90)
         0
     )
     # And not only that it was killed.
-    said = r"rank \d failed first: error\[join-timeout\]: "
+    said = r": (?:rank \d )?failed first: error\[join-timeout\]: "
     until(lambda: re.search(said, ranks.output(0)))  # its agent says it, which may end after it
 
 
