@@ -41,6 +41,7 @@ ELSEWHERE = {
             "agent/in_wrapper.py",
             "agent/launcher_process.py",
             "agent/logs.py",
+            "agent/restarts.py",
             "agent/returning.py",
             "agent/sidecar.py",
             "agent/wrapper_signals.py",
