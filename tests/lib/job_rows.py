@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rendezvous_peers import record
-from supervised import pair
+from supervised import pair, wait_to_read
 
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.heartbeat import HeartbeatConnection
@@ -135,12 +135,7 @@ class JobOfRank0:
 
     def _read(self, rank: int) -> None:
         """Let the agent of rank 0 read, once there is something to read."""
-        ours = self._lines[rank].socket
-        ours.settimeout(5)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        with suppress(ConnectionResetError):
-            ours.recv(1, socket.MSG_PEEK)
-        ours.setblocking(False)
+        wait_to_read(self._lines[rank].socket)
         self._coordinator.read(self._lines[rank], self._now)
 
     def _collect(self) -> None:

@@ -109,6 +109,15 @@ def pair() -> tuple[socket.socket, socket.socket]:
         return one, listener.accept()[0]
 
 
+def wait_to_read(ours: socket.socket) -> None:
+    """Return once there is something to read, or the other end has closed; leaves it non-blocking."""
+    ours.settimeout(5)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    with suppress(ConnectionResetError):
+        ours.recv(1, socket.MSG_PEEK)
+    ours.setblocking(False)
+
+
 class Started:
     """Processes that were started side by side in one folder, one a rank, each with its output in a file."""
 

@@ -1,14 +1,13 @@
 """Both sides of failure detection in this process, over real connections: what is first, and peers that misbehave."""
 
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from rendezvous_peers import altered, framed
-from supervised import pair, raised
+from supervised import pair, raised, wait_to_read
 
 from distboot.agent.claims import own_log
 from distboot.agent.failure_coordinator import FailureCoordinator
@@ -91,12 +90,7 @@ class Job:
 
     def read(self, rank: int) -> None:
         """Let our side read, once there is something to read."""
-        ours = self.lines[rank].socket
-        ours.settimeout(5)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        with suppress(ConnectionResetError):
-            ours.recv(1, socket.MSG_PEEK)
-        ours.setblocking(False)
+        wait_to_read(self.lines[rank].socket)
         self.side.read(self.lines[rank], self.now)
         self.later(0)
 
