@@ -18,6 +18,8 @@ from ..base.text import ranks_said
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction
+from ..detection.order import LAUNCHERS
+from ..detection.placement import Placement
 from ..host import network
 from ..rendezvous.messages import Ready
 from . import Options
@@ -26,9 +28,6 @@ from . import _horovod_gloo as _gloo
 from ._base import context, export, raised_as, within_join_timeout
 from ._horovod_build import Build
 from ._horovod_controller import SAME_MPI, controller, may_use_mpi
-
-# The launcher that runs a rendezvous server, and sets all of Horovod's variables
-_HOROVODRUN = "horovodrun"
 
 
 class _Prepared(NamedTuple):
@@ -123,10 +122,15 @@ def _prepare(
     return _Prepared(hvd, build, kind, device), Ready(device_id, offer)
 
 
+def _is_configured(placement: Placement) -> bool:
+    """Whether its launcher has set all that Horovod reads."""
+    return LAUNCHERS[placement.launcher].configures_horovod
+
+
 def _refuse_timeout(kind: str, job: Session, timeout: float) -> None:
     if kind == "mpi":
         problem = f"timeout={timeout:g}, and MPI has none for its operations"
-    elif job.placement.launcher == _HOROVODRUN:
+    elif _is_configured(job.placement):
         problem = f"timeout={timeout:g}, and horovodrun has set its own"
     else:
         return
@@ -139,7 +143,7 @@ def _offer(kind: str, job: Session, undo: ExitStack) -> str:
     The server runs until `undo`.
     """
     placement = job.placement
-    if kind != "gloo" or placement.world_size == 1 or placement.launcher == _HOROVODRUN:
+    if kind != "gloo" or placement.world_size == 1 or _is_configured(placement):
         return kind
     if job.membership is None:
         raise rendezvous_needed(
@@ -155,7 +159,7 @@ def _exports(
 ) -> dict[str, str]:
     """The variables for Horovod, now that every rank has offered what it will use."""
     _refuse_different(kind, job)
-    if job.placement.launcher == _HOROVODRUN:
+    if _is_configured(job.placement):
         return {}
     if kind == "gloo":
         return _gloo.variables(job, bare, timeout)
@@ -197,7 +201,7 @@ def _compare(prepared: _Prepared, job: Session) -> None:
     if prepared.kind == "mpi" and found["size"] == 1:
         why = f": its MPI ({prepared.build.library}) does not find the other ranks"
         hint = f"{SAME_MPI}; or {hint}"
-    elif job.placement.launcher == _HOROVODRUN:
+    elif _is_configured(job.placement):
         why = ", as horovodrun has told it"
         hint = "name each host once in horovodrun's -H"
     raise DistbootError(

@@ -107,6 +107,8 @@ class Launcher(NamedTuple):
     # known
     mpi: Literal["yes", "maybe", "no", ""] = ""
     read_by: tuple[str, ...] = ()  # the frameworks that find their rank in its variables
+    # Whether it sets all of Horovod's variables, and runs the server that Gloo needs
+    configures_horovod: bool = False
     jax_needs_nothing: bool = False  # whether JAX finds all that it needs in its variables
     # The variables in which Lightning finds its numbers, the last one with that of the ranks
     lightning_reads: tuple[str, ...] = ()

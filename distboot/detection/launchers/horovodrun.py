@@ -139,5 +139,6 @@ HOROVODRUN = Launcher(
     programs=("horovodrun", "horovod.runner.launch"),
     mpi="no",
     read_by=("horovod",),
+    configures_horovod=True,
     env_forwarding_hint="export NAME=VALUE before horovodrun …",
 )
