@@ -93,6 +93,11 @@ class Agent:
             partial(self._launcher_ended, launcher),
         )
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether it has printed what other agents of its node know, too."""
+        return self._claims is not None and bool(self._claims.topics)
+
     def close(self) -> None:
         """The loop is over."""
         self._is_over.set()

@@ -24,20 +24,20 @@ class Claims:
 
     def __init__(self, scope: str) -> None:
         self._prefix = f"distboot-says-{scope}-{own_log()}"
-        self._topics: set[str] = set()
+        self.topics: set[str] = set()  # that this agent prints
         self._sockets = ExitStack()
 
     def claim(self, topic: str) -> bool:
         """Whether this agent is the one of its node that prints this."""
-        if topic in self._topics:
+        if topic in self.topics:
             return True
         if not self._is_free(f"{self._prefix}-{topic}"):
             return False
-        self._topics.add(topic)
+        self.topics.add(topic)
         return True
 
     def close(self) -> None:
-        self._topics.clear()
+        self.topics.clear()
         self._sockets.close()
 
     def _is_free(self, name: str) -> bool:

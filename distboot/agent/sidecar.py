@@ -94,7 +94,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.loop.run()
     script.let_go()
     joined.close()
-    if 0 in agent.role.lost_at:
+    if agent.has_claims and 0 in agent.role.lost_at:
         _keep_claims()
 
 

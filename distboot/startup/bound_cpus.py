@@ -1,7 +1,7 @@
 """What is said of a launcher that has bound a process to fewer CPUs than its share.
 
-Open MPI binds each of two ranks to one core; more of them to a NUMA node. Whatever a rank starts inherits it: the
-threads of OpenMP, and the workers that load data.
+Open MPI binds each of two ranks to one core; more of them to a NUMA node. Whatever a rank starts
+inherits it: the threads of OpenMP, and the workers that load data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def warn_of_node(placement: Placement) -> None:
 
 
 def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Root = "/") -> None:
-    """Warn where a rank is bound to one core of a larger share, or starts more threads than it has CPUs.
+    """Warn where a rank is bound to one core of a larger share, or below OMP_NUM_THREADS.
 
     The first rank of each node says it.
     """
