@@ -53,7 +53,7 @@ from .rank_connections import RankConnections
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
-_LAUNCHER_LOOKS = 0.25  # seconds; torchrun polls 10 times a second which ranks have ended
+_LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
@@ -99,6 +99,7 @@ class FailureCoordinator(RankConnections):
             messages.Exiting: self._exiting,
             messages.Terminating: self._terminating,
             messages.Exited: self._exited,
+            messages.Reaped: self._reaped,
         }
 
     def take(self, rank: int, message: object, now: float) -> None:
@@ -289,6 +290,7 @@ class FailureCoordinator(RankConnections):
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
         end = _with_exception(message.end, member.failing)
         member.end = end
+        member.is_reaped = message.is_reaped
         self._log_end(member.rank, end)
         self._leave(member.rank)
         if member.is_local:
@@ -300,6 +302,11 @@ class FailureCoordinator(RankConnections):
             self._tell_again(member, end, now)
             self._report_end(member, end, now)
 
+    def _reaped(self, member: RankState, _: messages.Reaped, now: float) -> None:
+        member.is_reaped = True
+        if member.end is not None and self._is_detected(member):
+            self._tell_again(member, member.end, now)
+
     def _log_end(self, rank: int, end: ExitStatus) -> None:
         details = end.as_details()
         if self.root_cause is not None and self.root_cause.is_first(rank):
@@ -307,7 +314,7 @@ class FailureCoordinator(RankConnections):
         self.log.add("exited", rank, **details)
 
     def _tell_again(self, member: RankState, end: ExitStatus, now: float) -> None:
-        """The rank that failed first has ended: the others need not wait for it any more."""
+        """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""
         cause = self.root_cause
         if cause is None or not cause.is_first(member.rank):
             return
@@ -415,9 +422,9 @@ class FailureCoordinator(RankConnections):
             return 0.0
         if member.failing is not None and member.failing.cause:  # it does not end by itself
             return 0.0
-        if member.end is None:
-            return _STILL_ENDING
-        return _LAUNCHER_LOOKS
+        if member.is_reaped:
+            return _LAUNCHER_LOOKS
+        return _STILL_ENDING
 
     def delay(self, rank: int) -> float:
         """The same, where a rank fails of a timeout: it first ends the group that did not answer."""

@@ -303,7 +303,7 @@ class FailureReporter(Rank0Connection):
         if not self.held or not cause.is_failure:
             limit = self._concluded_at
             if self._is_secondary():
-                limit += AFTER_THE_FIRST
+                limit = self.release_at
             return max(self._ended_at, limit)
         if not self.is_cut_off:
             return self._ended_at + self.settings.grace + _LAST_MESSAGE

@@ -14,17 +14,22 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
+from math import inf
 
 from ..base.process import Process
 from ..job.exit_status import ExitStatus
+from ..job.messages import Reaped
 from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .agent import Agent
 from .hook_reader import HookReader
 from .link_messages import Begin
-from .monitored_process import MonitoredProcess
-from .participant import AFTER_THE_FIRST
+from .monitored_process import LOOK, MonitoredProcess
 from .script_server import CREDENTIALS
+
+_ENDING = 3.0  # seconds for a Python to end once its exit code is known
+_READING = 0.5  # seconds for its parent to read that; torchrun does 10 times a second
 
 
 class ForeignProcess(MonitoredProcess):
@@ -46,6 +51,7 @@ class ForeignProcess(MonitoredProcess):
         )
         self._status = status
         self._question = ""  # of a script that is about to end and waits for the answer
+        self._ended_at = inf  # when the process was gone
         self._given = 0  # the exit code that it was told to end with; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -63,7 +69,7 @@ class ForeignProcess(MonitoredProcess):
         if self.has_ended:
             self._answer()
 
-    def decided(self, now: float) -> None:
+    def decided(self) -> None:
         # A flag of the pipe that the script can read without asking
         fcntl.fcntl(
             self._hooks.pipe,
@@ -71,7 +77,7 @@ class ForeignProcess(MonitoredProcess):
             JOB_ENDS | os.O_NONBLOCK,
         )
         self._reply()
-        self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
+        self._loop.call_at(self._role.release_at, self.let_go)
 
     def _answer(self) -> None:
         with suppress(OSError):
@@ -120,6 +126,10 @@ class ForeignProcess(MonitoredProcess):
         self._end(how, now)
 
     def _end(self, how: ExitStatus, now: float) -> None:
+        is_failure = how.code != 0
+        self.is_leaving = is_failure and self._role.detects and not self.process.is_reaped()
+        if self.is_leaving:
+            self._leave(now + _ENDING)
         end = self.ended(how, now)
         if end.succeeded:
             return
@@ -128,6 +138,18 @@ class ForeignProcess(MonitoredProcess):
         fails_for_peer = end.is_secondary and not self.stopped_by_us
         if is_first or not fails_for_peer:
             self.let_go()
+
+    def _leave(self, until: float) -> None:
+        """Report when its parent has read its exit code: libraries end after that is known here."""
+        now = time.monotonic()
+        if self._ended_at == inf and self.process.has_ended():
+            self._ended_at = now
+        is_due = now >= min(until, self._ended_at + _READING)
+        if is_due or self.process.is_reaped():
+            self.is_leaving = False
+            self._role.take(self.rank, Reaped(), now)
+        else:
+            self._loop.call_at(now + LOOK, lambda: self._leave(until))
 
     def _take(
         self,

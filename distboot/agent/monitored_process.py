@@ -74,6 +74,8 @@ class MonitoredProcess(StoppingProcess):
         self._failure: Failing | None = None  # to be reported once the script has printed why
         self._failure_due = inf  # when it is reported in any case
         self._has_printed = False
+        # Whether its exit code was reported, and is not yet where its launcher reads it
+        self.is_leaving = False
         # Whether all that it has written is where its output goes
         self.has_passed_on: Callable[[], bool] = _always
         # The same text as long as a signal has stopped it, and since when; empty: it runs
@@ -86,7 +88,7 @@ class MonitoredProcess(StoppingProcess):
         self._loop.add_reader(hooks.pipe, self._read_hooks)
         self._role.watched[rank] = self
 
-    def decided(self, now: float) -> None:
+    def decided(self) -> None:
         """The root cause is known: which rank failed first, or what stopped the job."""
 
     def poll(self, now: float) -> None:
@@ -152,7 +154,8 @@ class MonitoredProcess(StoppingProcess):
         self.has_ended = True
         self._report_failure(now)
         end = self._complete(how, now)
-        self._role.take(self.rank, Exited(end), now)
+        exited = Exited(end, is_reaped=not self.is_leaving)
+        self._role.take(self.rank, exited, now)
         if self._is_first(end):
             # Now: with process 1 of a container this agent ends, too
             member = self._role.members[self.rank]

@@ -115,7 +115,9 @@ class Participant(PeerWatch):
         self.lost_at: dict[int, float] = {}  # by rank of other agents; seconds since the epoch
         self._has_left = False
         self._hurried = False
-        self._has_decided = False  # whether our processes were told of the root cause
+        self._is_told = True  # whether our processes were told of the root cause
+        # From when on ranks that failed of a peer need not wait for the one that failed first
+        self.release_at = inf
         self._stopped: set[int] = set()  # ranks whose order was executed
         self._ended_at = 0.0
         self._concluded_at = 0.0
@@ -188,10 +190,10 @@ class Participant(PeerWatch):
 
     def execute_stops(self, now: float) -> None:
         """Tell our processes of the root cause, and stop those whose time has come."""
-        if self.root_cause is not None and not self._has_decided:
+        if not self._is_told and self.watched:
+            self._is_told = True
             for watched in self.watched.values():
-                self._has_decided = True
-                watched.decided(now)
+                watched.decided()
         for rank in self._pending_orders():
             order = self.orders[rank]
             if now >= order.at:
@@ -253,7 +255,8 @@ class Participant(PeerWatch):
         return now >= self._over_at()
 
     def _over_at(self) -> float:
-        if not self._has_ended:
+        is_leaving = any(watched.is_leaving for watched in self.watched.values())
+        if is_leaving or not self._has_ended:
             return inf
         return self._limit()
 
@@ -338,6 +341,8 @@ class Participant(PeerWatch):
             self._concluded_at = now
             self._announce(cause)
         self.root_cause = cause  # a second time with the exit code, once that is known
+        self.release_at = min(self.release_at, now + max(cause.delay, AFTER_THE_FIRST))
+        self._is_told = False
 
     def _announce(self, cause: RootCause) -> None:
         text = self._words_for(cause)

@@ -148,6 +148,10 @@ class Process:
             return ""
         return f"T {self.read('schedstat')}"
 
+    def is_reaped(self) -> bool:
+        """Whether its parent has read its exit code."""
+        return not self.state
+
     def has_ended(self) -> bool:
         return self.state in ("", "Z", "X")
 

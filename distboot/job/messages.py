@@ -74,6 +74,12 @@ class Exited:
     """The script has ended."""
 
     end: ExitStatus = of(nested(ExitStatus))
+    is_reaped: bool = of(flag, default=True)  # else Reaped follows
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """The process has ended, too, and its parent has read its exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,7 @@ KINDS = (
     Exiting,
     Terminating,
     Exited,
+    Reaped,
     Abort,
     Done,
     rendezvous.Detach,

@@ -72,6 +72,7 @@ class RankState:
     failing: ExitStatus | None = None  # how it fails, before it has ended
     exiting: float | None = None  # since when it is about to end, by `time.monotonic`
     end: ExitStatus | None = None  # how it has ended
+    is_reaped: bool = False  # whether its launcher has seen its exit code
     is_watched: bool = True  # whether all are to be told of its failure
     is_local: bool = True  # whether it is a rank of this agent
 

@@ -12,8 +12,10 @@ pytestmark = needs_torch
 @pytest.mark.parametrize("init", [pytest.param(True, marks=pytest.mark.all), False])
 def test_torchrun_shows_the_first_failure_of_each_attempt(run: Run, init: bool) -> None:
     script = """
-import os, sys, time
+import ctypes, os, sys, time
 if {init}:
+    # A library that ends slowly, after the exit code of the script is known
+    ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).sleep, 1, 0)
     import distboot
     ctx = distboot.init("torch", join_timeout=60)
     import torch
