@@ -299,13 +299,13 @@ class FailureCoordinator(RankConnections):
             self._send(messages.Done())
             self._end_served(now)
         if self._is_detected(member):
-            self._tell_again(member, end, now)
+            self._tell_again(member, now)
             self._report_end(member, end, now)
 
     def _reaped(self, member: RankState, _: messages.Reaped, now: float) -> None:
         member.is_reaped = True
-        if member.end is not None and self._is_detected(member):
-            self._tell_again(member, member.end, now)
+        if self._is_detected(member):
+            self._tell_again(member, now)
 
     def _log_end(self, rank: int, end: ExitStatus) -> None:
         details = end.as_details()
@@ -313,19 +313,17 @@ class FailureCoordinator(RankConnections):
             details["traceback"] = end.traceback
         self.log.add("exited", rank, **details)
 
-    def _tell_again(self, member: RankState, end: ExitStatus, now: float) -> None:
+    def _tell_again(self, member: RankState, now: float) -> None:
         """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""
         cause = self.root_cause
         if cause is None or not cause.is_first(member.rank):
             return
-        code = cause.exit_code
-        if end.is_failure:
-            code = end.code_of_job
         again = replace(
             cause,
             delay=self._delay(member),
-            exit_code=code,
         )
+        if member.end is not None and member.end.is_failure:
+            again = replace(again, exit_code=member.end.code_of_job)
         self._tell(again, now)
 
     def _report_end(self, member: RankState, end: ExitStatus, now: float) -> None:

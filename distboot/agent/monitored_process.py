@@ -191,7 +191,7 @@ class MonitoredProcess(StoppingProcess):
         return replace(
             end,
             crash=self._hooks.crash(),
-            exception=self._last_exception(now),
+            exception=self._last_exception(how, now),
             last_line=self._last_line,
         )
 
@@ -282,12 +282,13 @@ class MonitoredProcess(StoppingProcess):
         if failure is not None:
             self._role.take(self.rank, failure, now)
 
-    def _last_exception(self, now: float) -> UncaughtException | None:
+    def _last_exception(self, how: ExitStatus, now: float) -> UncaughtException | None:
         """The exception that ended it: its own, or that of a Python below a shell.
 
         A shell ends with the exit code of the Python that it has run.
         """
-        if self._exception is None and now < self._other_failed_at + _JUST_NOW:
+        is_recent = now < self._other_failed_at + _JUST_NOW
+        if self._exception is None and is_recent and how.status in (None, 1):
             return self._other_exception
         return self._exception
 

@@ -177,9 +177,9 @@ class ExitStatus:
     @property
     def code_of_job(self) -> int:
         """The exit code of a job in which a rank failed first, and so."""
-        if self._is_exception:
-            return 1
         code = self.status
+        if code is None and self._has_raised:
+            return 1
         if code in _FAILURES:
             assert code is not None
             return code
@@ -190,11 +190,10 @@ class ExitStatus:
         return self.exception or _NO_EXCEPTION
 
     @property
-    def _is_exception(self) -> bool:
-        """Whether an uncaught exception ends it, or it ended as Python does then."""
+    def _has_raised(self) -> bool:
+        """Whether an uncaught exception was first; a signal or `os._exit` may have ended it then."""
         is_other = any((self.cause, self.crash))
-        has_its_code = self.status in (None, 1)
-        return all((self.exception, has_its_code, not is_other))
+        return self.exception is not None and not is_other
 
     # How it is described
 
@@ -239,7 +238,7 @@ class ExitStatus:
         `"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`,
         `"exit code 3"`
         """
-        if not self._is_exception:
+        if not self._has_raised:
             return without_middle(self._exit_text(), most)
         exception = self._exception
         more = ""
