@@ -12,5 +12,7 @@ first. That of any other agent (`failure_reporter`) prints that, and stops its p
 by the `heartbeat` of each `peer_connection`. What a script leaves behind when it fails
 (`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.
 
+Where a report is wanted, rank 0's agent writes each event when it happens (`journal`).
+
 The folder is the only one with sockets, pipes and signals after the rendezvous.
 """

@@ -78,6 +78,7 @@ class Agent:
         self.coordinator: FailureCoordinator | None = None  # on rank 0
         if isinstance(joined.side, Coordinator):
             self._accept_returning(joined.side)
+            self._note_membership(joined.side, membership)
         else:
             self._let_return(membership)
         self._is_over = threading.Event()  # set once this agent needs no more notices
@@ -129,6 +130,18 @@ class Agent:
             server.pool.fileno(),
             lambda _: server.serve(),
         )
+
+    def _note_membership(self, side: Coordinator, membership: Membership) -> None:
+        """For the journal, if there is one."""
+        if self._settings.report is not None:
+            from ..job import journal  # here, as most jobs have none
+
+            details = journal.met(
+                membership,
+                separate_jobs=self._settings.apart,
+                unused=self._settings.unused,
+            )
+            side.log.note("met", **details)
 
     def _let_return(self, membership: Membership) -> None:
         """Let this agent return to rank 0's over another connection, if that takes it back."""

@@ -518,10 +518,12 @@ class FailureCoordinator(RankConnections):
         earlier = []
         if self.restarts is not None:
             earlier = self.restarts.rounds
+        exit_code = self._exit_code_of_job()
+        self.log.note("ended", exit_code=exit_code)
         if self.root_cause is None or not self.root_cause.restarts:
             line = summary_line(
                 *known,
-                self._exit_code_of_job(),
+                exit_code,
                 rounds=earlier,
             )
             self.say(line)

@@ -10,6 +10,10 @@ from ..detection.placement import Placement
 from ..rendezvous.plan import plan_of
 from .session import Session
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.events import Event
+
 
 @contextmanager
 def join_here(
@@ -19,6 +23,7 @@ def join_here(
     *,
     failed: Callable[[Session, BaseException], object] = lambda _, __: None,
     wanted: Callable[[], None] = lambda: None,
+    record: Callable[[Event], object] = lambda _: None,
     **more: object,
 ) -> Iterator[Session]:
     """Meet all other ranks, with this very process as the agent.
@@ -26,14 +31,15 @@ def join_here(
     The connections end with the block.
 
     If the ranks do not meet, `failed` is called with the session so far, and why. While they meet,
-    `wanted` is called again and again, and may raise. The rest is as for `plan_of`.
+    `wanted` is called again and again, and may raise. On rank 0, `record` is called with each event
+    of the job when it happens. The rest is as for `plan_of`.
     """
     # Here, as a process with a sidecar does not join by itself
     from ..rendezvous.join import Joined
 
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = Session(placement, join_timeout)
-    job.joined = Joined(plan, wanted=wanted)
+    job.joined = Joined(plan, wanted=wanted, record=record)
     try:
         with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())

@@ -225,7 +225,7 @@ SETTINGS = (
         "DISTBOOT_REPORT",
         "write a report of the job to this file, on rank 0's host: where each rank ran, how it "
         "started and ended, which one failed first; an HTML page if the name ends in .html, else "
-        "JSON",
+        "JSON; each event is in the journal beside it, job.jsonl, when it happens",
         option="--report",
         metavar="FILE",
         page="../how-to/report.md",

@@ -23,6 +23,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot stacks [--pid PID] [--job JOB]
        python -m distboot launchers [--json]
        python -m distboot try [--as LAUNCH] script.py [arguments …]
+       python -m distboot report [--json | --html FILE] job.jsonl
 
 Detects which process of a distributed training job this is, whatever launched it.
 
@@ -42,6 +43,8 @@ commands:
   launchers  print the table of all launchers and platforms that can be recognized
   try        run a script on this machine as other launchers would start it, on one
              node and on several, and print what goes wrong there
+  report     print how a job ended from its journal, or make its report from that;
+             also of a job that was killed, or still runs
 
 `python -m distboot COMMAND --help` prints the options of each.
 """
@@ -55,6 +58,7 @@ _COMMANDS = {
     "launchers": ("..tools.launchers", "launchers"),
     "stacks": ("..tools.stacks", "stacks"),
     "try": ("..tools.try_script", "try_script"),
+    "report": ("..tools.report_command", "report"),
 }
 _ASKS_FOR_HELP = {"-h", "--help"}
 # `run` refuses invalid settings itself: an option may override them.

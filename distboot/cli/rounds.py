@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..agent.in_wrapper import WrapperAgent
+    from ..agent.journal import Journal
     from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
@@ -50,7 +51,11 @@ class Rounds(NamedTuple):
         from ..report.files import StartupReport
 
         report = StartupReport(self.settings.report, self.placement)
-        code = self._run(report, problem or report.problem(), logs)
+        problem = problem or report.problem()
+        journal = None
+        if problem is None:
+            journal = self._journal()
+        code = self._run(report, problem, logs, journal)
         restarts = self.restarts
         while restarts.cause is not None:
             logs = None
@@ -58,10 +63,27 @@ class Rounds(NamedTuple):
                 placement = self.placement
                 logs = self.launch.logs(placement.rank, placement.who, restarts.round)
             report = StartupReport(self.settings.report, self.placement, restarts.rounds)
-            code = self._run(report, None, logs)
+            code = self._run(report, None, logs, journal)
+        if journal is not None:
+            journal.close()
         return code
 
-    def _run(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
+    def _journal(self) -> Journal | None:
+        """The journal of all rounds, which rank 0's agent writes where a report is wanted."""
+        report = self.settings.report
+        if report is None or self.placement.rank != 0:
+            return None
+        from ..agent.journal import opened_beside  # here, as most jobs have none
+
+        return opened_beside(report, self.placement.who)
+
+    def _run(
+        self,
+        report: StartupReport,
+        problem: DistbootError | None,
+        logs: Logs | None,
+        journal: Journal | None,
+    ) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
         from ..agent.in_wrapper import WrapperAgent
         from ..agent.meet import join_here
@@ -81,6 +103,8 @@ class Rounds(NamedTuple):
             "earlier": restarts.earlier,
             "ending": ending,
         }
+        if journal is not None:
+            reported["record"] = journal.record
         with (
             report.despite_signals(),
             join_here(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from .membership import Membership
@@ -34,6 +34,12 @@ Kind = Literal[
     "late",  # ranks, waiting, text, stacks
     "late_over",
     "root_cause",  # kind, ranks, text, location, traceback
+    # In the journal alone, see `job/journal`
+    "met",
+    "start_failed",
+    "started",
+    "ended",
+    "not_written",
 ]
 PLACE = ("local_rank", "local_world_size", "node_rank")  # as the launcher sets them
 _MOST_OF_A_KIND = 100  # events of one rank: a rank may send the same again and again
@@ -54,6 +60,7 @@ class EventLog(list[Event]):
     def __init__(self, events: Iterable[Event] = ()) -> None:
         super().__init__(events)
         self._counts: Counter[tuple[int | None, Kind]] = Counter()
+        self._record: Callable[[Event], object] = lambda _: None
 
     @classmethod
     def from_json(cls, rows: Iterable[Iterable[Any]]) -> EventLog:
@@ -63,8 +70,26 @@ class EventLog(list[Event]):
 
     def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
         self._counts[rank, event] += 1
-        if self._counts[rank, event] <= _MOST_OF_A_KIND:
-            self.append(Event(time.time(), rank, event, details))
+        if self._counts[rank, event] > _MOST_OF_A_KIND:
+            return
+        one = Event(
+            time.time(),
+            rank,
+            event,
+            details,
+        )
+        self.append(one)
+        self._record(one)
+
+    def record(self, record: Callable[[Event], object]) -> None:
+        """Call `record` with each event: those so far, and each one when it happens."""
+        for one in self:
+            record(one)
+        self._record = record
+
+    def note(self, event: Kind, **details: Any) -> None:
+        """Record an event that is not one of this list."""
+        self._record(Event(time.time(), None, event, details))
 
 
 class ClockOffset(NamedTuple):
@@ -149,21 +174,28 @@ class JoinLog(EventLog):
 
     def spread(self, membership: Membership) -> None:
         """Turn the events of nodes' agents into events of their ranks."""
-        self[0].details["world_size"] = membership.world_size
-        of_nodes = list(self)
-        self.clear()
-        for one in of_nodes:
-            if one.rank is None:
-                self.append(one)
-                continue
-            ranks = membership.nodes[one.rank]
-            for local_rank, rank in enumerate(ranks):
-                details = dict(one.details)
-                if one.event == "joined":
-                    details["local_rank"] = local_rank
-                    details["local_world_size"] = len(ranks)
-                    details["node_rank"] = one.rank
-                self.append(Event(one.time, rank, one.event, details))
+        self[:] = spread(self, membership)
+
+
+def spread(of_nodes: Iterable[Event], membership: Membership) -> list[Event]:
+    """The events of ranks for those of nodes' agents, which join for all ranks of a node."""
+    found = []
+    for one in of_nodes:
+        details = dict(one.details)
+        if one.rank is None:
+            if one.event == "rendezvous_started":
+                details["world_size"] = membership.world_size
+            found.append(one._replace(details=details))
+            continue
+        ranks = membership.nodes[one.rank]
+        for local_rank, rank in enumerate(ranks):
+            of_rank = dict(details)
+            if one.event == "joined":
+                of_rank["local_rank"] = local_rank
+                of_rank["local_world_size"] = len(ranks)
+                of_rank["node_rank"] = one.rank
+            found.append(Event(one.time, rank, one.event, of_rank))
+    return found
 
 
 # The steps that a rank reports while it starts, by its own clock, in their order

@@ -16,7 +16,7 @@ from ..base.text import escape_control, log_line
 from ..host import network
 from .connection_pool import allow_files
 from .coordinator import Coordinator
-from .events import EventLog
+from .events import Event, EventLog
 from .membership import LOOPBACK, JoinPlan, JoinResult
 
 TYPE_CHECKING = False
@@ -44,6 +44,8 @@ class Joined:
     open_files: int | None = None
     # Called while they meet; raises to end that
     wanted: Callable[[], None] = field(default=lambda: None)
+    # On rank 0, called with each event of the job when it happens
+    record: Callable[[Event], object] = field(default=lambda _: None)
 
     def join(self) -> JoinResult:
         """Meet all other ranks.
@@ -94,6 +96,7 @@ class Joined:
         assert self.listener is not None
         coordinator = Coordinator(self.listener, plan, self.wanted)
         self.side = coordinator
+        coordinator.log.record(self.record)
         host = plan.hosts[0]
         addresses: network.Found = []
         with suppress(OSError):  # then other programs on this host cannot look it up, either

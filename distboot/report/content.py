@@ -247,11 +247,11 @@ def _root_cause(job: JobState, ranks: Sequence[Mapping[str, object]]) -> dict[st
 def startup_report(
     events: Sequence[Event],
     membership: Membership | None,
-    error: BaseException | None,
+    failure: StartFailure | None,
     now: float,
     rounds: Rounds = (),
 ) -> dict[str, object]:
-    """The report of a job that is not supervised, or not yet; without an error it has started."""
+    """The report of a job that is not supervised, or not yet; without a failure it has started."""
     job = JobState(events)
     unready = _unready(events)
     missing = _Missing.of(job.joined, events[0].details["world_size"])
@@ -267,17 +267,18 @@ def startup_report(
         ranks.append(_rank(rank, places.get(rank, _NOWHERE), state, job))
     fields: dict[str, object] = {
         "outcome": "started",
-        "headline": _startup_headline(events, error, missing),
+        "headline": _startup_headline(events, failure, missing),
         "hosts": _hosts(places),
         "unlisted": missing.unlisted,
         "ranks": ranks,
     }
-    if error is not None:
-        cause = _error(error, missing.listed if missing.total else sorted(unready))
-        if isinstance(error, Exception):
-            fields.update(outcome="failed", first_failure=cause)
-        else:  # a signal has stopped it, Ctrl-C for example
+    if failure is not None:
+        ranks_of_it = missing.listed if missing.total else sorted(unready)
+        cause = failure.as_cause(ranks_of_it)
+        if failure.is_stop:
             fields.update(outcome="stopped", stopped=cause)
+        else:
+            fields.update(outcome="failed", first_failure=cause)
     return _report(events, job, now, rounds, fields)
 
 
@@ -290,17 +291,17 @@ def _unready(events: Sequence[Event]) -> set[int]:
 
 
 def _startup_headline(
-    events: Sequence[Event], error: BaseException | None, missing: _Missing
+    events: Sequence[Event], failure: StartFailure | None, missing: _Missing
 ) -> str:
     started = events[0].details
-    if error is None:
+    if failure is None:
         return (
             f"All {started['world_size']} ranks have started; how they ended is not known, "
             "as failure detection is off"
         )
-    if isinstance(error, Exception):
+    if not failure.is_stop:
         what = f"Round {started['round']}" if started.get("round") else "The job"
-        return f"{what} did not start: {_error_texts(error)['text'].splitlines()[0]}"
+        return f"{what} did not start: {failure.text.splitlines()[0]}"
     if missing.total == 0:
         return "The job was stopped early"
     if not missing.listed:
@@ -494,28 +495,45 @@ def _counts(states: Mapping[str, int]) -> str:
     return ", ".join(found)
 
 
-def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:
-    found = _error_texts(error)
-    return {**found, "ranks": list(ranks), "rank": None, "traceback": ""}
+class StartFailure(NamedTuple):
+    """Why the ranks have not met or started."""
 
+    text: str
+    code: str | None  # of a DistbootError
+    hint: str
+    is_stop: bool  # whether a signal has stopped the start, Ctrl-C for example
 
-def _error_texts(error: BaseException) -> dict[str, Any]:
-    """Text, code and hint of an error."""
-    text = type(error).__name__
-    code = None
-    hint = ""
-    stopped_by = _stopped_by(error)
-    if isinstance(error, DistbootError):
-        text = error.message
-        code = error.code
-        hint = error.hint
-    elif stopped_by is not None:
-        text = f"stopped by an external {stopped_by}"
-    elif str(error):
-        text = f"{text}: {first_line(error)}"
-    text = without_secret(text)[:_LONGEST]
-    hint = without_secret(hint)[:_LONGEST]
-    return {"text": text, "code": code, "hint": hint}
+    @classmethod
+    def of(cls, error: BaseException) -> StartFailure:
+        text = type(error).__name__
+        code = None
+        hint = ""
+        stopped_by = _stopped_by(error)
+        if isinstance(error, DistbootError):
+            text = error.message
+            code = error.code
+            hint = error.hint
+        elif stopped_by is not None:
+            text = f"stopped by an external {stopped_by}"
+        elif str(error):
+            text = f"{text}: {first_line(error)}"
+        return cls(
+            text=without_secret(text)[:_LONGEST],
+            code=code,
+            hint=without_secret(hint)[:_LONGEST],
+            is_stop=not isinstance(error, Exception),
+        )
+
+    def as_cause(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """This failure as the report has a first failure."""
+        return {
+            "text": self.text,
+            "code": self.code,
+            "hint": self.hint,
+            "ranks": list(ranks),
+            "rank": None,
+            "traceback": "",
+        }
 
 
 def _stopped_by(error: BaseException) -> str | None:

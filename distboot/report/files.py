@@ -24,12 +24,14 @@ from ..base.text import (
     log_line,
     short_repr,
 )
+from ..rendezvous.events import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..detection.placement import Placement
     from ..rendezvous.events import EventLog
     from ..rendezvous.membership import Membership
+    from .content import StartFailure
 
 _NO_CAUSE = {"text": "", "traceback": "", "hint": ""}
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
@@ -38,6 +40,7 @@ _OUTCOMES = {
     "failed": "failed",
     "stopped": "stopped by an external signal",
     "started": "started",
+    "running": "running, or killed",
 }
 # Of a failure, by whether it is an error of distboot, which are those of the start
 _TITLES = {False: "First failure", True: "Why it did not start"}
@@ -77,6 +80,8 @@ def _why_unwritable(path: str) -> str | None:
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
     """Write the report; return a warning if it cannot be written, as the job ends all the same."""
+    if path.endswith(".jsonl"):  # the journal is all that there is to be
+        return None
     try:
         write(path, content())
     except OSError as error:
@@ -91,9 +96,17 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
 def write(path: str, content: Mapping[str, object]) -> None:
     """Write the report as a page if its name ends in .html, else as JSON; raises OSError."""
     if path.lower().endswith(".html"):
-        text = page(content)
+        write_page(path, content)
     else:
-        text = json.dumps(content, indent=2) + "\n"
+        _write(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_page(path: str, content: Mapping[str, object]) -> None:
+    """Write the report as a page; raises OSError."""
+    _write(path, page(content))
+
+
+def _write(path: str, text: str) -> None:
     data = text.encode(errors="backslashreplace")
     if _is_special(path):
         # Do not wait for the reader of a pipe.
@@ -180,6 +193,26 @@ def _start_file(path: str) -> tuple[int, str, str]:
     return descriptor, part, place
 
 
+def _note(path: str, failure: StartFailure | None, last: Event) -> None:
+    """Add to the journal how the start has ended; the agent that writes the rest may be gone."""
+    from ..job.journal import line_of, path_beside  # here, as most jobs start
+
+    details: dict[str, object] = {}
+    if failure is not None:
+        details = failure._asdict()
+    event = Event(time.time(), None, "started", details)
+    if failure is not None:
+        event = event._replace(event="start_failed")
+    lines = line_of(event)
+    if last.event == "phases":  # of this process, which no agent knows
+        lines = line_of(last) + lines
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path_beside(path), flags)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(lines.encode(errors="backslashreplace"))
+
+
 class _Job(Protocol):
     """What the report needs of a job that starts, which is a `Session`."""
 
@@ -264,10 +297,14 @@ class StartupReport:
         self._path = None
         if job.steps:
             log.add("phases", 0, **job.steps)
-        from .content import startup_report  # here, as most jobs start
+        from .content import StartFailure, startup_report  # here, as most jobs start
 
+        failure = None
+        if error is not None:
+            failure = StartFailure.of(error)
+        _note(path, failure, log[-1])
         problem = try_to_write(
-            path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds)
+            path, lambda: startup_report(log, job.membership, failure, time.time(), self._rounds)
         )
         if problem is not None:
             log_line(self._who, problem)

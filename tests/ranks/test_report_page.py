@@ -12,6 +12,7 @@ from distboot.base.errors import DistbootError
 from distboot.rendezvous.membership import Membership
 from distboot.report.content import (
     Doubts,
+    StartFailure,
     job_report,
     startup_report,
     utc,
@@ -68,7 +69,7 @@ def content(
             **clock,
         }
     error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
-    return {**startup_report(begun(size, joined), None, error, NOON + 300), **more}
+    return {**startup_report(begun(size, joined), None, StartFailure.of(error), NOON + 300), **more}
 
 
 def _overflow(page: Browser) -> int:

@@ -24,6 +24,7 @@ from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
 from distboot.report.content import (
     Doubts,
+    StartFailure,
     job_report,
     startup_report,
     summary_line,
@@ -168,7 +169,9 @@ def test_rank_that_left_while_joining_is_missing() -> None:
     for rank in (1, 2):
         log.joined(record(rank, 3), welcomed=0.0)
     log.add("left", 1)
-    report: Any = startup_report(log, None, DistbootError("missing-rank", "2 of 3"), NOON)
+    report: Any = startup_report(
+        log, None, StartFailure.of(DistbootError("missing-rank", "2 of 3")), NOON
+    )
     assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
 
 
@@ -191,7 +194,9 @@ def test_repeated_messages_of_a_rank_are_bounded() -> None:
 
 def test_page_works_without_script_and_escapes_markup() -> None:
     log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
-    report = startup_report(log, None, DistbootError("missing-rank", HOSTILE, HOSTILE), NOON + 300)
+    report = startup_report(
+        log, None, StartFailure.of(DistbootError("missing-rank", HOSTILE, HOSTILE)), NOON + 300
+    )
     text = page(report)
     assert text.count("<script") == text.count("</script>") == 2
     assert text.count("<!--") == 0

@@ -1,0 +1,99 @@
+"""Rank 0's agent writes the journal of its job (`job/journal`), without ever waiting for the file system.
+
+The agent puts each event into a queue, and a thread writes it. A file system that hangs or is slow
+fills the queue, which is bounded: what does not fit is left out and counted, in an event of its own
+once there is room again. A file that cannot be written any more costs a warning, and never the job.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+from ..base.text import log_line, short_repr
+from ..base.threads import start_without_signals
+from ..job.journal import line_of, path_beside
+from ..rendezvous.events import Event
+
+_MOST_WAITING = 50_000  # events
+_LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of the agent
+
+
+class Journal:
+    """The file of a journal; `OSError`: it cannot be opened."""
+
+    def __init__(self, path: str, who: str | None) -> None:
+        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
+        self._file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        os.set_blocking(self._file, True)
+        self._path = path
+        self._who = who
+        self._waiting: deque[Event] = deque()
+        self._left_out = 0
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = start_without_signals("distboot-journal", self._work)
+
+    def record(self, event: Event) -> None:
+        """Write an event soon."""
+        with self._changed:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._left_out += 1
+                return
+            if self._left_out:
+                details = {"count": self._left_out}
+                self._waiting.append(Event(time.time(), None, "not_written", details))
+                self._left_out = 0
+            self._waiting.append(event)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, within a second."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(_LAST_LINES)
+        if not self._thread.is_alive():
+            os.close(self._file)
+
+    def _work(self) -> None:
+        while events := self._next():
+            data = "".join(map(line_of, events)).encode(errors="backslashreplace")
+            try:
+                while data:
+                    written = os.write(self._file, data)
+                    data = data[written:]
+            except OSError as error:
+                self._give_up(error)
+                return
+
+    def _next(self) -> list[Event]:
+        """The events that wait, at least one; none: the job has ended."""
+        with self._changed:
+            while not self._waiting and not self._is_closing:
+                self._changed.wait()
+            found = list(self._waiting)
+            self._waiting.clear()
+            return found
+
+    def _give_up(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        what = f"no more events are written to the journal {short_repr(self._path)}: {why}"
+        log_line(self._who, f"warning: {what}")
+
+
+def opened_beside(report: str, who: str | None) -> Journal | None:
+    """The journal of a job with this report; None, with a warning: it cannot be written."""
+    path = path_beside(report)
+    is_file = os.path.isfile(report) or not os.path.exists(report)
+    if not is_file and path != report:  # a pipe or a device has no file beside it
+        return None
+    try:
+        return Journal(path, who)
+    except OSError as error:
+        why = error.strerror or str(error)
+        log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
+        return None

@@ -1,0 +1,148 @@
+"""The summary and the report of a job from its journal alone: pure functions of what was written.
+
+A journal may have no end: its job still runs, or was killed outright. Then the time of the report
+is that of the last event, as nothing is known of what came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..base.text import counted
+from ..job.journal import Journal, Round
+from ..rendezvous.events import Event, spread
+from ..rendezvous.membership import Membership
+from .content import (
+    Doubts,
+    StartFailure,
+    job_report,
+    startup_report,
+    summary_line,
+    utc,
+)
+from .job_state import JobState
+
+
+def report_of(journal: Journal) -> dict[str, object]:
+    """The report, as `job_report` makes it while the job ends."""
+    last = journal.rounds[-1]
+    events = _events_of(last)
+    membership = last.membership
+    rounds = _failed_rounds(journal)
+    failure = _start_failure(last)
+    is_supervised = membership is not None and "started" not in last.besides
+    if failure is not None or not is_supervised:
+        report = startup_report(events, membership, failure, last.last, rounds)
+        if failure is None and "started" not in last.besides:
+            report["outcome"] = "running"
+            report["headline"] = _headline_of_start(last, events)
+        return report
+    assert membership is not None
+    report = job_report(
+        events,
+        membership,
+        _doubts(last),
+        last.last,
+        rounds,
+    )
+    if _is_open(last, events):
+        report["outcome"] = "running"
+        report["headline"] = _headline_of_open(last, events, membership)
+    return report
+
+
+def summary_of(journal: Journal) -> str:
+    """One line: how the job has ended, or how far it is."""
+    last = journal.rounds[-1]
+    events = _events_of(last)
+    membership = last.membership
+    ended = last.besides.get("ended")
+    if membership is None or ended is None:
+        headline = str(report_of(journal)["headline"])
+        return f"summary: {headline}"
+    return summary_line(
+        events,
+        membership,
+        _doubts(last),
+        ended.time,
+        ended.details["exit_code"],
+        rounds=_failed_rounds(journal),
+    )
+
+
+def _events_of(round_: Round) -> list[Event]:
+    """The events of a round, with those of nodes as events of their ranks."""
+    membership = round_.membership
+    if membership is None or not membership.by_node:
+        return round_.events
+    kinds = [one.event for one in round_.events]
+    after = len(kinds)
+    if "all_joined" in kinds:
+        after = kinds.index("all_joined")
+    of_nodes = round_.events[:after]
+    return [*spread(of_nodes, membership), *round_.events[after:]]
+
+
+def _doubts(round_: Round) -> Doubts:
+    details = round_.besides["met"].details
+    return Doubts(
+        separate_jobs=details["separate_jobs"],
+        unused=details["unused"],
+    )
+
+
+def _start_failure(round_: Round) -> StartFailure | None:
+    failed = round_.besides.get("start_failed")
+    if failed is None:
+        return None
+    return StartFailure(**failed.details)
+
+
+def _is_open(round_: Round, events: Sequence[Event]) -> bool:
+    """Whether the journal does not tell how the round has ended."""
+    has_cause = any(one.event == "root_cause" for one in events)
+    return not has_cause and "ended" not in round_.besides
+
+
+def _headline_of_start(round_: Round, events: Sequence[Event]) -> str:
+    size = events[0].details["world_size"]
+    joined = JobState(events).joined
+    at = utc(round_.last)
+    return (
+        f"still starting, or killed; {len(joined)} of {size} ranks had joined "
+        f"when the journal ends, at {at}"
+    )
+
+
+def _headline_of_open(round_: Round, events: Sequence[Event], membership: Membership) -> str:
+    ended = JobState(events).exited
+    running = membership.world_size - len(ended)
+    ranks = counted(membership.world_size, "rank")
+    nodes = counted(len(membership.nodes), "node")
+    at = utc(round_.last)
+    return (
+        f"{ranks} on {nodes}: still running, or killed; "
+        f"{running} had not ended when the journal ends, at {at}"
+    )
+
+
+def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:
+    """The rounds that failed, as the report has them."""
+    found = []
+    for each in journal.rounds:
+        causes = [one for one in each.events if one.event == "root_cause"]
+        membership = each.membership
+        if not causes or membership is None or not membership.max_restarts:
+            continue
+        met = each.besides["met"]
+        details = causes[0].details
+        failed = {
+            "round": membership.round,
+            "ranks": details["ranks"],
+            "text": details["text"],
+            "start": met.time,
+            "seconds": round(causes[0].time - met.time, 3),
+        }
+        found.append(failed)
+    return found

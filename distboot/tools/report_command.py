@@ -1,0 +1,101 @@
+"""`report`: how a job ended, from its journal, or its report as a page or as JSON.
+
+Rank 0's agent writes the journal while the job runs, where `--report` or DISTBOOT_REPORT names a
+file. So this also works for a job that was killed, or still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from ..base.errors import DistbootError
+from ..base.text import counted, escape_control, short_repr
+from ..cli.output import emit
+from ..cli.parser import Parser
+from ..job.journal import Journal, read
+from ..rendezvous.protocol import ProtocolError
+from ..report import files
+from ..report.from_journal import report_of, summary_of
+
+_HINT = "name a file that --report job.jsonl, or --report job.html beside it, has made"
+# What the details of a damaged event lead to
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    ProtocolError,
+    TypeError,
+    ValueError,
+)
+
+
+def report(arguments: list[str]) -> int:
+    """The command `report`."""
+    parser = Parser(
+        "report",
+        "Print how a job ended, from its journal: the file job.jsonl that --report makes.",
+    )
+    parser.add_argument("journal", metavar="job.jsonl", help="the journal")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    form.add_argument("--html", metavar="FILE", help="write the report as a page")
+    options = parser.parse_args(arguments)
+    journal = _journal_at(options.journal)
+    try:
+        content = report_of(journal)
+        summary = summary_of(journal)
+    except _DAMAGED as error:
+        raise _not_a_journal(options.journal, f"an event of it is damaged: {error!r}") from None
+    if journal.unreadable:
+        lines = counted(journal.unreadable, "line")
+        left_out = f"warning: {lines} of {short_repr(options.journal)} could not be read"
+        sys.stderr.write(f"distboot: {left_out}\n")
+    if options.json:
+        emit(json.dumps(content, indent=2))
+    elif options.html:
+        _write_page(options.html, content)
+    else:
+        emit("\n".join(_lines(summary, content)))
+    return 0
+
+
+def _journal_at(path: str) -> Journal:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            journal = read(file)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        text = f"the journal {short_repr(path)} cannot be read: {why}"
+        raise DistbootError("usage", text, _HINT) from None
+    if not journal.rounds:
+        raise _not_a_journal(path, "no event of a job is in it")
+    return journal
+
+
+def _not_a_journal(path: str, why: str) -> DistbootError:
+    text = f"{short_repr(path)} is not a valid journal: {why}"
+    return DistbootError("usage", text, _HINT)
+
+
+def _write_page(path: str, content: dict[str, object]) -> None:
+    try:
+        files.write_page(path, content)
+    except OSError as error:
+        text = f"the page {short_repr(path)} cannot be written: {error.strerror}"
+        raise DistbootError("output-failed", text, "let --html name another file") from None
+
+
+def _lines(summary: str, content: dict[str, Any]) -> list[str]:
+    """The summary, and of a failure its traceback and what to do."""
+    found = [escape_control(summary)]
+    cause = content["first_failure"] or content["stopped"]
+    if cause:
+        for line in cause["traceback"].splitlines():
+            found.append(f"  | {escape_control(line)}")
+        if cause["hint"]:
+            found.append(f"hint: {escape_control(cause['hint'])}")
+    for finding in content["findings"]:
+        found.append(f"differs: {escape_control(finding)}")
+    return found

@@ -1,0 +1,113 @@
+"""The journal that a job writes while it runs, and what `distboot report` makes of it."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from supervised import Start, until
+
+FAILS = """
+import distboot
+ctx = distboot.init("none", join_timeout=60)
+if ctx.rank == 1:
+    raise ValueError("boom")
+ctx.barrier()
+"""
+WAITS = """
+import time
+import distboot
+distboot.init("none", join_timeout=60)
+open("started", "a").write("x")
+time.sleep(300)
+"""
+TWO = ("run", "--nproc-per-node", "2")
+
+
+def test_journal_and_report_tell_the_same(distboot: Run, tmp_path: Path) -> None:
+    done = distboot(*TWO, "--max-restarts", "1", "--report", "job.json", "train.py", train=FAILS)
+    assert done.returncode == 1
+    reported = json.loads((tmp_path / "job.json").read_text())
+    made = json.loads(distboot("report", "--json", "job.jsonl").stdout)
+    assert [each["round"] for each in made["failed_rounds"]] == [0, 1]
+    for report in (reported, made):
+        del report["end"], report["failed_rounds"]  # the times of the rounds differ by milliseconds
+    assert made == reported
+    [summary] = [line for line in done.stderr.splitlines() if ": summary: " in line]
+    shown = distboot("report", "job.jsonl").stdout
+    assert shown.splitlines()[0].split("; exit codes")[0][:150] in summary
+    assert "ValueError: boom" in shown
+    assert distboot("report", "--html", "page.html", "job.jsonl").returncode == 0
+    assert "ValueError: boom" in (tmp_path / "page.html").read_text()
+
+
+def test_journal_alone_where_the_report_is_one(distboot: Run, tmp_path: Path) -> None:
+    distboot(*TWO, "--report", "job.jsonl", "train.py", train=FAILS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.jsonl", "train.py"]
+    assert "rank 1 failed first" in distboot("report", "job.jsonl").stdout
+
+
+def test_job_that_is_killed_outright_has_a_report(
+    distboot: Run, clean_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    command = [sys.executable, "-m", "distboot", *TWO, "--report", "job.html", "train.py"]
+    job = subprocess.Popen(command, cwd=tmp_path, env=clean_env, start_new_session=True)
+    started = tmp_path / "started"
+    try:
+        until(lambda: started.exists() and started.read_text() == "xx")
+        assert "2 had not ended" in distboot("report", "job.jsonl").stdout  # while it runs
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait(10)
+    assert not (tmp_path / "job.html").exists()
+    shown = distboot("report", "job.jsonl").stdout
+    assert "2 ranks on 1 node: still running, or killed; 2 had not ended" in shown
+
+
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_ranks_that_do_not_meet(start: Start, distboot: Run, way: str) -> None:
+    more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
+    # Of the wrapper, and of the script's init
+    more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}
+    job = start("ready()\n" if way == "wrapper" else "", init=way == "init", **more)
+    job.codes()
+    [journal] = job.folder.glob("*.jsonl")
+    shown = distboot("report", str(journal)).stdout
+    assert "summary: The job did not start: 3 of 4 ranks joined within" in shown
+    assert "missing: rank 3" in shown
+
+
+def test_disk_that_is_full_costs_the_journal_alone(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.jsonl").symlink_to("/dev/full")
+    done = distboot(*TWO, "--report", "job.json", "train.py", train=FAILS)
+    assert done.returncode == 1
+    said = r"warning: no more events are written to the journal '.*': No space left on device"
+    assert len(re.findall(said, done.stderr)) == 1
+    assert json.loads((tmp_path / "job.json").read_text())["outcome"] == "failed"
+
+
+def test_journal_that_nobody_reads_holds_up_no_rank(distboot: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job.jsonl")
+    pipe = os.open(tmp_path / "job.jsonl", os.O_RDWR)
+    try:
+        os.write(pipe, bytes(fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)))  # full
+        done = distboot(*TWO, "--report", "job.json", "train.py", train=FAILS, timeout=60)
+    finally:
+        os.close(pipe)
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "job.json").read_text())["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["nothing.jsonl", "train.py", "."])
+def test_file_that_is_no_journal(distboot: Run, name: str) -> None:
+    done = distboot("report", name, train=FAILS)
+    assert done.returncode == 2
+    assert "error[usage]: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,134 @@
+"""The journal of a job as lines of text: what is made from it, and what damage does to it."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import NOON, Log, begun
+
+from distboot.cli.main import main
+from distboot.job.journal import line_of, met, path_beside, read
+from distboot.rendezvous.events import Event
+from distboot.rendezvous.membership import Membership
+from distboot.report.content import Doubts, job_report, summary_line
+from distboot.report.from_journal import report_of, summary_of
+
+PAIR = Membership(("node-0",), ((0, 1),))
+DOUBTS = {"separate_jobs": "", "unused": ""}
+EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None}
+
+
+def _job() -> Log:
+    """Two ranks of which the second one fails."""
+    log = begun(2, {0: {}, 1: {}})
+    log[0].details["round"] = 0
+    log.at(NOON + 6, "all_joined", findings=["odd"])
+    for rank in (0, 1):
+        log.at(NOON + 7, "registered", rank, pid=100 + rank)
+    log.at(NOON + 60, "failing", 1, text="exit code 3")
+    cause: dict[str, Any] = {
+        "kind": "failed",
+        "ranks": [1],
+        "text": "rank 1 failed first: exit code 3",
+    }
+    log.at(NOON + 60, "root_cause", 1, **cause, location="there", traceback="T")
+    log.at(NOON + 61, "exited", 1, exit_code=3, at=NOON + 61, **EXIT)
+    log.at(NOON + 61.5, "exited", 0, exit_code=143, at=NOON + 61, **EXIT)
+    return log
+
+
+def _lines(log: Log, membership: Membership = PAIR, *, ended: bool = True) -> list[str]:
+    events = [*log[:4], Event(NOON + 6, None, "met", met(membership, **DOUBTS)), *log[4:]]
+    if ended:
+        events.append(Event(NOON + 62, None, "ended", {"exit_code": 3}))
+    return list(map(line_of, events))
+
+
+def test_journal_makes_the_report_of_the_job() -> None:
+    log = _job()
+    journal = read(_lines(log))
+    expected = job_report(log, PAIR, Doubts(), NOON + 62)
+    assert json.loads(json.dumps(report_of(journal))) == json.loads(json.dumps(expected))
+    assert summary_of(journal) == summary_line(log, PAIR, Doubts(), NOON + 62, 3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "headline"),
+    [
+        (1, "running", "still starting, or killed; 0 of 2 ranks had joined"),
+        (3, "running", "still starting, or killed; 2 of 2 ranks had joined"),
+        (7, "running", "2 ranks on 1 node: still running, or killed; 2 had not ended"),
+        (9, "failed", "Rank 1 failed first: exit code 3"),
+    ],
+)
+def test_journal_without_an_end(lines: int, outcome: str, headline: str) -> None:
+    journal = read([*_lines(_job())[:lines], '{"time": 1, "ra'])
+    report: Any = report_of(journal)
+    assert report["outcome"] == outcome
+    assert report["headline"].startswith(headline)
+    assert summary_of(journal).startswith("summary: ")
+    assert journal.unreadable == 1
+
+
+def test_restarted_job_has_its_failed_rounds() -> None:
+    membership = Membership(("node-0",), ((0, 1),), max_restarts=1)
+    again = begun(2, {0: {}, 1: {}})
+    again[0].details["round"] = 1
+    second = Membership(("node-0",), ((0, 1),), round=1, max_restarts=1)
+    journal = read([*_lines(_job(), membership), *_lines(again, second, ended=False)])
+    report: Any = report_of(journal)
+    [failed] = report["failed_rounds"]
+    assert failed["round"] == 0
+    assert failed["text"] == "rank 1 failed first: exit code 3"
+    assert failed["seconds"] == 54.0
+    assert report["outcome"] == "running"
+
+
+def test_agents_of_nodes_join_for_their_ranks() -> None:
+    log = begun(1, {0: {"pid": 9}})
+    log.at(NOON + 6, "all_joined", findings=[])
+    log.at(NOON + 7, "registered", 1, pid=7)
+    membership = Membership(("node-0",), ((0, 1),), by_node=True)
+    report: Any = report_of(read(_lines(log, membership, ended=False)))
+    assert report["world_size"] == 2
+    assert [rank["local_rank"] for rank in report["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("report", "journal"),
+    [
+        ("job.html", "job.jsonl"),
+        ("a.b/job", "a.b/job.jsonl"),
+        ("/x/job.v2.json", "/x/job.v2.jsonl"),
+        ("job.jsonl", "job.jsonl"),
+        (".html", ".html.jsonl"),
+    ],
+)
+def test_journal_is_beside_the_report(report: str, journal: str) -> None:
+    assert path_beside(report) == journal
+
+
+def test_damage_is_told_and_never_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line left out and each value replaced: a report, or an error with the name of the file."""
+    path = tmp_path / "job.jsonl"
+    whole = _lines(_job())
+    odd = ["", "x", -1, 1e99, None, [], {}, [[[0, 1 << 40]]], "\u202e", True]
+    chance = random.Random(1)
+    damaged = []
+    for number, line in enumerate(whole):
+        content = json.loads(line)
+        for name in content["details"]:
+            changed = {**content, "details": {**content["details"], name: chance.choice(odd)}}
+            damaged.append([*whole[:number], json.dumps(changed) + "\n", *whole[number + 1 :]])
+        damaged.append([*whole[:number], *whole[number + 1 :]])
+    codes = []
+    for lines in damaged:
+        path.write_text("".join(lines))
+        codes.append(main(["report", str(path)]))
+        if codes[-1]:
+            assert f"'{path}' is not a valid journal: " in capsys.readouterr().err
+    assert set(codes) == {0, 2}
