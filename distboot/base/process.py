@@ -9,6 +9,8 @@ import signal
 import struct
 from contextlib import suppress
 
+from .patterns import pattern
+
 # Signals that come from outside of a job: a process that one of these ends was stopped; it did not
 # fail.
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -19,7 +21,7 @@ KILL = signal.SIGKILL
 LAST_RESORT = 64
 # Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray;
 # libmpi_abi.so of MPI 5
-MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
+MPI_LIBRARY = pattern(r"/libmpi(ch)?(_\w+)?\.so")
 
 # ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since
 # Linux 6.15.

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-_ADDRESS = re.compile(r"[0-9.]+|.*:.*", re.DOTALL)  # of IPv4 or IPv6
-_MAPPED = re.compile(r"::ffff:(?=.*\.)")
+from .patterns import pattern
+
+_ADDRESS = pattern(r"[0-9.]+|.*:.*", re.DOTALL)  # of IPv4 or IPv6
+_MAPPED = pattern(r"::ffff:(?=.*\.)")
 # From the beginning: else a value of 1 MB without an @ takes minutes
-_BEFORE_HOST = re.compile(r"\A.*@", re.DOTALL)
+_BEFORE_HOST = pattern(r"\A.*@", re.DOTALL)
 _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows

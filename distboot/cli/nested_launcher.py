@@ -12,17 +12,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
 from .target import SHELLS, Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
-_ENV = re.compile(
+_ENV = pattern(
     r"(?:[^\0]*/)?env\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*"
 )
-_SHELL_COMMAND = re.compile(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
+_SHELL_COMMAND = pattern(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
 
-_LAUNCHER_PROGRAM = re.compile(
+_LAUNCHER_PROGRAM = pattern(
     r"(torchrun|deepspeed|horovodrun|mpirun|mpiexec|orterun|prterun|mpirun_rsh|srun|jsrun|aprun"
     r"|accelerate)(\.(openmpi|mpich|hydra))?"
 )
@@ -33,7 +34,7 @@ _LAUNCHER_MODULES = {
     "horovod.runner.launch": "horovodrun",
     "accelerate.commands.launch": "accelerate",
 }
-_HAS_PORT = re.compile(r"\0--master[-_]port[=\0]")
+_HAS_PORT = pattern(r"\0--master[-_]port[=\0]")
 
 
 class MultiNode(NamedTuple):
@@ -45,22 +46,22 @@ class MultiNode(NamedTuple):
 
 _MULTI_NODE = {
     "torchrun": MultiNode(
-        re.compile(r"\0--nnodes[=\0](?!(\d+:)?1\0)"),
+        pattern(r"\0--nnodes[=\0](?!(\d+:)?1\0)"),
         "--nnodes, --node-rank, --master-addr and --master-port",
     ),
     "deepspeed": MultiNode(
-        re.compile(r"\0--no_ssh\0"),
+        pattern(r"\0--no_ssh\0"),
         "--hostfile, --no_ssh, --node_rank, --master_addr and --master_port",
     ),
     "accelerate": MultiNode(
-        re.compile(r"\0--(config_file[=\0]|num[-_]machines[=\0](?!1\0))"),
+        pattern(r"\0--(config_file[=\0]|num[-_]machines[=\0](?!1\0))"),
         "--num_machines, --machine_rank, --main_process_ip and --main_process_port",
     ),
 }
-_NO_MULTI_NODE = MultiNode(re.compile("(?!)"), "")
+_NO_MULTI_NODE = MultiNode(pattern("(?!)"), "")
 # Without one of these, `accelerate launch` may start one process, which is the rank itself and
 # needs RANK.
-_ACCELERATE_SEVERAL = re.compile(
+_ACCELERATE_SEVERAL = pattern(
     r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))"
 )
 _ACCELERATE_CPU = "\0--cpu\0"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..detection.launchers.tf_config import has_servers
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
@@ -25,7 +26,7 @@ _WRAPPERS_ALONE = (
     "--log-prefix",
     "--log-format",
 )
-_LOCAL_RANK_OPTION = re.compile(r"""["'](--local[-_]rank)["']""")
+_LOCAL_RANK_OPTION = pattern(r"""["'](--local[-_]rank)["']""")
 
 
 class Framework(NamedTuple):
@@ -37,19 +38,19 @@ class Framework(NamedTuple):
 
 _FRAMEWORKS = {
     "horovod": Framework(
-        re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
+        pattern(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
-        re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
+        pattern(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
         "TF_CONFIG",
     ),
     "jax": Framework(
-        re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
+        pattern(r"\bjax\.distributed\.initialize\(\s*\)"),
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
-_IMPORTS_DISTBOOT = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
+_IMPORTS_DISTBOOT = pattern(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 
 
 def misplaced_options(target: Target) -> list[str]:

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 from ..base.commands import command_error, command_not_found
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.text import did_you_mean, escape_control, short_repr
 from ..detection.local_rank_option import with_local_rank
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
-_PYTHON_OPTION = re.compile(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
+_PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
 # A flag that keeps Python from running `sitecustomize`, before any flag that takes a value
-_HIDING_FLAG = re.compile("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
+_HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 # Flags before an `m`: -m, or -Im, or -mdistboot; the others take a value, which may have an m
-_MODULE_OPTION = re.compile(r"-(?![-WXc])([^m]*)m")
-_PYTHON = re.compile(r"python[0-9.]*")
+_MODULE_OPTION = pattern(r"-(?![-WXc])([^m]*)m")
+_PYTHON = pattern(r"python[0-9.]*")
 SHELLS = ("sh", "bash", "dash", "zsh")
 _LONGEST = 1 << 20  # bytes of a script that are read
 

@@ -16,13 +16,13 @@ launcher that is:
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.patterns import pattern
 from ..base.text import short_repr
 from .parse import parse_address
 from .placement import LEFT_OPEN, NUMBERS, SIZES, VARIABLES, Placement
@@ -48,7 +48,7 @@ _NUMBER = "[0-9]{1,8}"
 _NAME = "[A-Za-z][A-Za-z0-9_]{0,99}"
 _DIGESTS = "(?:[0-9a-f]{8}){1,2}"  # of one process, and of the job
 _OWN = f"(?:{'|'.join(sorted(_FIELDS_EXPORTED))})"
-_FORM = re.compile(
+_FORM = pattern(
     "".join(
         [
             r"launcher=(?P<launcher>[^,=]+)",
@@ -65,7 +65,7 @@ _FORM = re.compile(
 )
 
 
-_JOINED = re.compile(r"(?<=,)joined=[^,]*,")
+_JOINED = pattern(r"(?<=,)joined=[^,]*,")
 
 
 class InheritedEnv(NamedTuple):

@@ -6,14 +6,15 @@ Scripts written for them ask for it; scripts that were not end with "unrecognize
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..base.patterns import pattern
+
 LOCAL_RANK = "--local_rank"  # DeepSpeed's spelling, and that of torch before 2.0
-_SPELLINGS = re.compile(r"--local[-_]rank")
-_NUMBER = re.compile(r"-?[0-9]+")
-_EMPTY_OR_NUMBER = re.compile(rf"({_NUMBER.pattern})?")
+_SPELLINGS = pattern(r"--local[-_]rank")
+_NUMBER = pattern(r"-?[0-9]+")
+_EMPTY_OR_NUMBER = pattern(rf"({_NUMBER.pattern})?")
 
 
 class _Given(NamedTuple):

@@ -16,22 +16,23 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ..base.patterns import pattern
 from ..base.text import is_address, short_repr
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
-_SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
+_HOST_NAME = pattern(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
+_SCOPE = pattern(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
 
 # "worker-7.train.svc:2222" or "10.0.0.7": one match reads what a TF_CONFIG may have 100,000 times.
 # Leading zeros are refused: some resolvers read 010 as octal 8.
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4 = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}", re.ASCII)
-_USUAL = re.compile(
+_IPV4 = pattern(rf"{_BYTE}(?:\.{_BYTE}){{3}}", re.ASCII)
+_USUAL = pattern(
     rf"([A-Za-z][A-Za-z0-9_-]{{0,62}}(?:\.[A-Za-z0-9_-]{{1,63}})*(?<!-)|{_BYTE}(?:\.{_BYTE}){{3}})"
     "(?::([1-9][0-9]{0,3}|[1-5][0-9]{4}))?",
     re.ASCII,
 )
 _LONGEST_USUAL = 200
-_MAY_BE_LOOPBACK = re.compile(r"127\.|0\.|.*:", re.DOTALL)
+_MAY_BE_LOOPBACK = pattern(r"127\.|0\.|.*:", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
@@ -40,14 +41,14 @@ _MOST_PROCESSES = 1 << 24  # larger than any job, so that a garbled size is name
 _LONGEST_RANGE = 65536  # Slurm's own bound for one range
 _LONGEST_JSON = 1_000_000  # characters
 
-_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
-_WITH_BRACKETS = re.compile(rf"((?:{_NAME.pattern})?\[[0-9,-]+\])+", re.ASCII)
-_BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
+_NAME = pattern(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
+_WITH_BRACKETS = pattern(rf"((?:{_NAME.pattern})?\[[0-9,-]+\])+", re.ASCII)
+_BRACKETS = pattern(r"\[([0-9,-]+)\]", re.ASCII)
 # One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
-_ITEM = re.compile(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
-_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
-_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
-_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
+_ITEM = pattern(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
+_RANGE = pattern(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_WHOLE_NUMBER = pattern(r"0|[1-9][0-9]*", re.ASCII)
+_COUNT = pattern(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:

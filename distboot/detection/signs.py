@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..base.patterns import pattern
 from ..base.text import digits, short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
@@ -26,7 +27,7 @@ from .placement import Placement
 # Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch
 # systems, clusters of data processing, databases. A launcher has a record of its own; an allocation
 # has a warning (`allocation`).
-_INDEPENDENT = re.compile(
+_INDEPENDENT = pattern(
     r"(\w+_)??("
     # CI systems and tests
     r"CI|CIRCLE|BUILDKITE|SEMAPHORE|KNAPSACK|HARNESS|TRAVIS|GITHUB|BITRISE|DRONE|JENKINS|"
@@ -60,7 +61,7 @@ _KINDS = (
 )
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
-_INDEX = re.compile(
+_INDEX = pattern(
     rf"(?P<prefix>\w*?)(?P<noun>{_PROCESSES}_)?"
     rf"(?P<kind>{'|'.join(_KINDS)})"
 )
@@ -76,13 +77,13 @@ _COUNT_NOUNS = (
     r"(?<=_)GROUP_SIZE",  # without a prefix it is a setting of quantization
     r"RANKS",
 )
-_COUNT = re.compile(
+_COUNT = pattern(
     rf"(?P<prefix>\w*?)(?:(?P<noun>{'|'.join(_COUNT_NOUNS)})|"
     rf"(?P<plural>{'|'.join(_COUNTING_PLURALS)})|SIZE|COUNT|CNT|TOTAL)"
 )
 # A number of these above 1 needs no index beside it. Not NUM_WORKERS, which data loaders have, nor
 # NPROCS, of make.
-_SIZE = re.compile(
+_SIZE = pattern(
     r"(\w+_)?(WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM)|"
     r"(AZUREML_)?NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_PROCESSES|NUM_HOSTS|NUM_MACHINES|"
@@ -90,18 +91,18 @@ _SIZE = re.compile(
 )
 # Those of them that count something, also where their value is no number. Not NUM_PROCESSES, which
 # may be "auto".
-_PLAIN_SIZE = re.compile(
+_PLAIN_SIZE = pattern(
     r"WORLD_?SIZE|NUM_NODES|N_?NODES|NODES_NUM|NODE_COUNT|TOTAL_NODES|NUM_GPU_NODES|"
     r"NUM_RANKS|N_?RANKS|RANK_SIZE|NUM_HOSTS|NUM_MACHINES"
 )
 # Which of several processes this is, by a rank alone. Not any rank: LORA_RANK is that of a matrix.
-_RANK = re.compile(rf"(\w+_)?({_PROCESSES}|GLOBAL|WORLD|GROUP|CLUSTER|JOB|DIST|DISTRIBUTED)_RANK")
-_HOSTS = re.compile(
+_RANK = pattern(rf"(\w+_)?({_PROCESSES}|GLOBAL|WORLD|GROUP|CLUSTER|JOB|DIST|DISTRIBUTED)_RANK")
+_HOSTS = pattern(
     r"(\w+_)?((WORKER|NODE|NODES|HOST|POD|PEER|TRAINER)_"
     r"(IPS|IP_LIST|HOSTNAMES|ADDRS|ADDRESSES|ENDPOINTS)|"
     r"WORKER_HOSTS|PROCESS_ADDRESSES)"
 )
-_ADDRESS = re.compile(
+_ADDRESS = pattern(
     r"(\w+_)?(MASTER_ADDR|COORDINATOR_ADDR(ESS)?|LEADER_ADDR(ESS)?|MASTER_NODE_IP|INIT_METHOD|"
     r"BATCH_MASTER_NODE|CHIEF_ADDR(ESS)?|RANK_?0_(IP|HOST|ADDR|ADDRESS))|"
     r"(PET_)?RDZV_ENDPOINT|PRIMARY_ADDR|MAIN_PROCESS_IP|CHIEF_IP|DIST_URL|NCCL_COMM_ID|"
@@ -111,8 +112,8 @@ _ADDRESS = re.compile(
 _URLS = ("INIT_METHOD", "DIST_URL")  # the ends of names of addresses that are URLs
 # AWS Neuron, "Multi-node training with JAX": "32,32" are the devices of two processes, "32" those
 # of one.
-_DEVICES = re.compile(r"NEURON_PJRT_PROCESSES_NUM_DEVICES")
-_AZUREML_TASK = re.compile(r"AZ_BATCHAI_TASK_INDEX")
+_DEVICES = pattern(r"NEURON_PJRT_PROCESSES_NUM_DEVICES")
+_AZUREML_TASK = pattern(r"AZ_BATCHAI_TASK_INDEX")
 # With one of these words a name of any of these kinds ends; most names of an environment do not.
 _LAST_WORDS_UPPER = (
     *_NOUNS,
@@ -125,7 +126,7 @@ _LAST_WORDS_UPPER = (
 )
 _LAST_WORDS = frozenset((*_LAST_WORDS_UPPER, *map(str.lower, _LAST_WORDS_UPPER)))
 # Words before an index (ACME_JOB_INDEX) with which it is that of a job of its own
-_JOBS = re.compile(
+_JOBS = pattern(
     r"(^|_)(ARRAY|SHARD|JOB|STEP|TESTS?|SPLIT|CHUNK|PARTITION|MATRIX|BUILD|STAGE|TRIAL|"
     r"COMPLETION)_$"
 )

@@ -7,7 +7,6 @@ receives, and how to find rank 0.
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.process import proc_stat, started
 from ..base.settings import heartbeat_timeout
 from ..base.version import __version__
@@ -52,10 +52,10 @@ _FRAMEWORKS = (
     "nvidia_nccl_cu13",
 )
 # torch-2.13.0+cpu.dist-info, or Debian's torch-1.13.1.egg-info
-_METADATA = re.compile(r"([^-]+)-(.+)\.(?:dist|egg)-info")
+_METADATA = pattern(r"([^-]+)-(.+)\.(?:dist|egg)-info")
 _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 # These may differ from host to host, or are set for one rank on purpose.
-_OWN = re.compile(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
+_OWN = pattern(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
 _MOST_SETTINGS = 80  # settings
 _LONGEST_FACT = 200  # characters of a name or a value
 
