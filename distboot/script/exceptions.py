@@ -77,6 +77,8 @@ _LINES = 40  # of the excerpt
 _ERROR_FILE_LINES = 400
 _LEFT_OUT = "…"
 _UNREADABLE = "<its str() failed>"
+_WITHOUT_MODULE = ("", "builtins", "__main__")  # modules that a traceback does not name
+_QUOTED = "Traceback (most recent call last)"
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -96,33 +98,50 @@ class Description:
 
     @property
     def headline(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        if self.message:
+            return f"{self.type}: {self.message}"
+        return self.type
 
     def encode(self, most: int) -> bytes:
         """Seven parts, one a line, of which the excerpt has all that follow; at most so many bytes."""
-        verdict = [f"{self.is_secondary:d}", f"{self.has_waited:d}", f"{self.more}"]
-        parts = (self.type, self.message, self.place)
-        head = [*verdict, *(_cut(escaped(part), _MESSAGE) for part in parts)]
+        head = [
+            f"{self.is_secondary:d}",
+            f"{self.has_waited:d}",
+            f"{self.more}",
+        ]
+        for part in (self.type, self.message, self.place):
+            one_line = escaped(part)
+            head.append(_cut(one_line, _MESSAGE))
         excerpt = [_cut(line, _WIDEST) for line in self.lines[-_LINES:]]
-        is_whole = len(excerpt) == len(self.lines)
-        while True:
-            marked = excerpt if is_whole else [_LEFT_OUT, *excerpt]
-            text = "\n".join([*head, "\n".join(marked)])
-            data = text.encode(errors="replace").replace(b"\0", b"\\0")
-            if len(data) <= most or not excerpt:
-                return data[:most]
-            del excerpt[0]
-            is_whole = False
+        if len(excerpt) < len(self.lines):
+            excerpt.insert(0, _LEFT_OUT)
+        data = _joined(head, excerpt)
+        while len(data) > most and len(excerpt) > 1:
+            excerpt = [_LEFT_OUT, *excerpt[2:]]
+            data = _joined(head, excerpt)
+        return data[:most]
+
+
+def _joined(head: list[str], excerpt: list[str]) -> bytes:
+    """All parts of a description in the form in which they are sent."""
+    last = "\n".join(excerpt)
+    text = "\n".join([*head, last])
+    data = text.encode(errors="replace")
+    return data.replace(b"\0", b"\\0")
 
 
 def describe_text(type_name: str, text: str, clean: Callable[[str], str] = str) -> Description:
     """The description of an end for which there is no exception to look at."""
     lines = _lines_of(text, clean)
     message = _cut(_first(lines), _MESSAGE)
-    found = Description(type_name, message, _with_type(type_name, lines))
+    found = Description(
+        type_name,
+        message,
+        _with_type(type_name, lines),
+    )
     judged = _judged(f"{type_name}: {text}")
     found.has_waited = _has_any(judged, WAITED)
-    found.is_secondary = found.has_waited or _has_any(judged, GONE)
+    found.is_secondary = _has_any(judged, GONE + WAITED)
     return found
 
 
@@ -134,16 +153,22 @@ def describe(
     is_secondary = _is_secondary(error, texts)
     leaves = list(_leaves(error))
     shown = _most_telling(leaves, texts)
-    shown_trace = trace
-    if shown is not error:
-        shown_trace = shown.__traceback__ or trace
-    lines = _traceback(shown, shown_trace, texts, clean)
-    message = _cut(_in_one_line(texts.message(shown), clean), _MESSAGE)
-    found = Description(clean(texts.type_name(shown)), message, lines)
+    if shown is not error and shown.__traceback__ is not None:
+        trace = shown.__traceback__
+    type_name = texts.type_name(shown)
+    message = _in_one_line(texts.message(shown), clean)
+    place = _place(shown, trace)
+    found = Description(
+        clean(type_name),
+        _cut(message, _MESSAGE),
+        _traceback(shown, trace, texts, clean),
+    )
     found.more = len(leaves) - 1
-    found.place = clean(_place(shown, shown_trace))
+    found.place = clean(place)
     found.is_secondary = is_secondary
-    found.has_waited = any(_has_any(texts.judged(link), WAITED) for link in _chain(shown))
+    for link in _chain(shown):
+        judged = texts.judged(link)
+        found.has_waited |= _has_any(judged, WAITED)
     return found
 
 
@@ -162,42 +187,64 @@ class _Texts:
         self._messages: dict[int, str] = {}
 
     def message(self, error: BaseException) -> str:
-        if id(error) not in self._messages:
-            self._messages[id(error)] = _message(error)
-        return self._messages[id(error)]
+        key = id(error)
+        if key not in self._messages:
+            self._messages[key] = _message(error)
+        return self._messages[key]
 
     def judged(self, error: BaseException) -> str:
         """What an exception itself tells, with its notes, in lower case."""
-        notes = " ".join(_judged(note) for note in _notes(error))
-        return f"{self.type_name(error).lower()}: {_judged(self.message(error))} {notes}"
+        type_name = self.type_name(error)
+        message = self.message(error)
+        parts = [
+            f"{type_name.lower()}:",
+            _judged(message),
+            *map(_judged, _notes(error)),
+        ]
+        return " ".join(parts)
 
     @staticmethod
     def type_name(error: BaseException) -> str:
         kind = type(error)
         module = getattr(kind, "__module__", None)
         name = str.__str__(kind.__qualname__)
-        if isinstance(module, str) and module not in ("", "builtins", "__main__"):
+        is_named = isinstance(module, str)
+        if is_named and module not in _WITHOUT_MODULE:
             name = f"{module}.{name}"
-        if len(name) > _TYPE:  # the end says more
-            name = _LEFT_OUT + name[1 - _TYPE :]
-        return name
+        return _end_of(name, _TYPE)
 
 
-def _is_secondary(error: BaseException, texts: _Texts, depth: int = 0) -> bool:
-    """Whether an exception, or one of those that led to it, tells that a peer is gone; of a group all members."""
+def _is_secondary(
+    error: BaseException,
+    texts: _Texts,
+    depth: int = 0,  # of groups around it
+) -> bool:
+    """Whether an exception, or one of those that led to it, tells that a peer is gone.
+
+    Of a group all members have to.
+    """
     is_of_a_peer = False
     for link in _chain(error):
         members = _members(link)
         if members:
-            is_of_a_peer |= depth < _DEEPEST and all(
-                _is_secondary(member, texts, depth + 1) for member in members
-            )
+            is_of_a_peer |= _are_secondary(members, texts, depth + 1)
             continue
         text = texts.judged(link)
-        if _OWN_WORKER in text or _passes(link.__traceback__, _OWN_WORKER_FILE):
+        is_of_worker = _OWN_WORKER in text
+        if is_of_worker or _passes(link.__traceback__, _OWN_WORKER_FILE):
             return False
-        is_of_a_peer |= isinstance(link, ConnectionError) or _has_any(text, GONE + WAITED)
+        is_of_a_peer |= isinstance(link, ConnectionError)
+        is_of_a_peer |= _has_any(text, GONE + WAITED)
     return is_of_a_peer
+
+
+def _are_secondary(members: list[BaseException], texts: _Texts, depth: int) -> bool:
+    if depth > _DEEPEST:
+        return False
+    for member in members:
+        if not _is_secondary(member, texts, depth):
+            return False
+    return True
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -235,42 +282,63 @@ def _members(error: BaseException) -> list[BaseException]:
     types = {kind.__name__ for kind in type(error).__mro__}
     if "BaseExceptionGroup" not in types:
         return []
-    members = getattr(error, "exceptions", ())
-    if not isinstance(members, (tuple, list)):
-        return []
-    return [one for one in members[:_MOST_MEMBERS] if isinstance(one, BaseException)]
+    found = []
+    for member in _items(error, "exceptions", _MOST_MEMBERS):
+        if isinstance(member, BaseException):
+            found.append(member)
+    return found
+
+
+def _items(error: BaseException, name: str, most: int) -> list[object]:
+    """An attribute that should be a list or a tuple, and may be anything."""
+    items = getattr(error, name, ())
+    if isinstance(items, (tuple, list)):
+        return list(items[:most])
+    return []
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and isinstance(error.msg, str):
-        return error.msg  # its str() adds file and line, which are the place
+    if isinstance(error, SyntaxError):
+        message = error.msg  # its str() adds file and line, which are the place
+        if isinstance(message, str):
+            return message
     return _text_of(error)
 
 
 def _text_of(what: object) -> str:
     try:
         text = str(what)
-        # A subclass of str may behave as it likes
-        return text if type(text) is str else str.__getitem__(text, slice(_JUDGED_HEAD))
-    except BaseException:  # noqa: BLE001 - whatever the script's own code raises, as `traceback` does
+        if type(text) is not str:  # a subclass of str may behave as it likes
+            head = slice(_JUDGED_HEAD)
+            text = str.__getitem__(text, head)
+    except BaseException:  # noqa: BLE001 - the script's own code may raise anything
         return _UNREADABLE
+    return text
 
 
 def _notes(error: BaseException) -> list[str]:
-    notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, (tuple, list)):
-        return []
-    return [_text_of(note) for note in notes[:_LINES]]
+    notes = _items(error, "__notes__", _LINES)
+    return list(map(_text_of, notes))
 
 
 def _judged(text: str) -> str:
-    """What of a message is judged, in lower case: not the lines of code of a traceback that it quotes."""
+    """The part of a message that is judged, in lower case.
+
+    It is without the lines of code of a traceback that the message quotes.
+    """
     if len(text) > _JUDGED_HEAD + _JUDGED_TAIL:
-        text = f"{text[:_JUDGED_HEAD]}\n{text[-_JUDGED_TAIL:]}"
+        head = text[:_JUDGED_HEAD]
+        tail = text[-_JUDGED_TAIL:]
+        text = f"{head}\n{tail}"
+    is_quoting = _QUOTED in text
     text = text.lower()
-    if "traceback (most recent call last)" in text:
-        text = "\n".join(line for line in text.split("\n") if not line.startswith("  "))
-    return text
+    if not is_quoting:
+        return text
+    kept = []
+    for line in text.split("\n"):
+        if not line.startswith("  "):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _has_any(text: str, phrases: Iterable[str]) -> bool:
@@ -279,45 +347,55 @@ def _has_any(text: str, phrases: Iterable[str]) -> bool:
 
 def _passes(trace: TracebackType | None, file: str) -> bool:
     """Whether an exception has come through this file."""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.replace(os.sep, "/").endswith(file):
+    for frame in _frames_of(trace):
+        name = frame.tb_frame.f_code.co_filename
+        if name.replace(os.sep, "/").endswith(file):
             return True
-        trace = trace.tb_next
     return False
+
+
+def _frames_of(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """The frames of a traceback, from the outermost in."""
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def _place(error: BaseException, trace: TracebackType | None) -> str:
     """Where it was raised: the innermost frame of the script's own code, else the innermost one."""
-    file = error.filename if isinstance(error, SyntaxError) else None
-    if isinstance(file, str) and not is_of_others(file):
-        return f"<module> ({_base(file)}:{error.lineno})"  # type: ignore[attr-defined]
+    if isinstance(error, SyntaxError):
+        file = error.filename
+        if isinstance(file, str) and not is_of_others(file):
+            return f"<module> ({_base(file)}:{error.lineno})"
     innermost = ""
     innermost_own = ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        innermost = f"{_cut(code.co_name, _NAME)} ({_base(code.co_filename)}:{trace.tb_lineno})"
+    for frame in _frames_of(trace):
+        code = frame.tb_frame.f_code
+        function = _cut(code.co_name, _NAME)
+        file = _base(code.co_filename)
+        innermost = f"{function} ({file}:{frame.tb_lineno})"
         if not is_of_others(code.co_filename):
             innermost_own = innermost
-        trace = trace.tb_next
     return innermost_own or innermost
 
 
 def _base(file: str) -> str:
     name = os.path.basename(file)
-    return name if len(name) <= _NAME else _LEFT_OUT + name[1 - _NAME :]
+    return _end_of(name, _NAME)
 
 
 def is_of_others(file: str) -> bool:
     """Whether a file with code is not the script's."""
-    return (
-        file.startswith("<") or any(part in file for part in OF_LIBRARIES) or is_of_distboot(file)
-    )
+    if file.startswith("<"):
+        return True
+    return _has_any(file, OF_LIBRARIES) or is_of_distboot(file)
 
 
 def is_of_distboot(file: str) -> bool:
     """Whether it is one of this package, which every rank has, wherever that is."""
     _, found, path = file.rpartition("/distboot/")
-    return bool(found) and os.path.isfile(os.path.join(_PACKAGE, path))
+    own = os.path.join(_PACKAGE, path)
+    return bool(found) and os.path.isfile(own)
 
 
 def _traceback(
@@ -326,20 +404,26 @@ def _traceback(
     texts: _Texts,
     clean: Callable[[str], str],
 ) -> list[str]:
-    """The end of what Python prints, as far as it is reported: the exceptions that led to this one come first."""
-    lines: list[str] = []
-    seen: set[int] = set()
-    link: BaseException | None = error
+    """The end of what Python prints, as far as it is reported.
+
+    The exceptions that led to this one come first.
+    """
+    lines = _one(error, trace, texts, clean)
+    seen = {id(error)}
+    link, between = _led_to(error)
     while link is not None:
+        lines = ["", between, "", *lines]
         if id(link) in seen or len(lines) >= _ERROR_FILE_LINES:
             break
         seen.add(id(link))
-        if link is not error:
-            trace = link.__traceback__
-        lines = _one(link, trace, texts, clean) + lines
+        before = _one(
+            link,
+            link.__traceback__,
+            texts,
+            clean,
+        )
+        lines = [*before, *lines]
         link, between = _led_to(link)
-        if link is not None:
-            lines = ["", between, "", *lines]
     return lines
 
 
@@ -358,14 +442,14 @@ def _one(
     texts: _Texts,
     clean: Callable[[str], str],
 ) -> list[str]:
-    """The lines of one exception: its last frames, its type and the first lines of its message, its notes."""
+    """The last frames of one exception, its type, the first lines of its message, and its notes."""
     lines = _frames(trace, clean)
     if isinstance(error, SyntaxError):
         lines += _of_syntax(error, clean)
+    message = []
+    for text in (texts.message(error), *_notes(error)):
+        message += _lines_of(text, clean)
     name = texts.type_name(error)
-    message = _lines_of(texts.message(error), clean)
-    for note in _notes(error):
-        message += _lines_of(note, clean)
     return lines + _with_type(name, message)
 
 
@@ -381,25 +465,23 @@ def _frames(trace: TracebackType | None, clean: Callable[[str], str]) -> list[st
     try:
         import traceback
 
-        text = "".join(traceback.format_tb(trace, -_FRAMES))
-    except Exception:  # noqa: BLE001 - no file can be opened, or a loader of the script's modules fails
-        text = "\n".join(_plain_frames(trace)[-_FRAMES:])
-    return ["Traceback (most recent call last):", *clean(text).splitlines()]
+        frames = traceback.format_tb(trace, -_FRAMES)
+    except Exception:  # noqa: BLE001 - no file can be opened, or a loader of modules fails
+        frames = list(map(_plain_frame, _frames_of(trace)))
+    text = "".join(frames[-_FRAMES:])
+    return [f"{_QUOTED}:", *clean(text).splitlines()]
 
 
-def _plain_frames(trace: TracebackType | None) -> list[str]:
-    found = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
-        trace = trace.tb_next
-    return found
+def _plain_frame(frame: TracebackType) -> str:
+    code = frame.tb_frame.f_code
+    return f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_name}\n'
 
 
 def _of_syntax(error: SyntaxError, clean: Callable[[str], str]) -> list[str]:
     lines = [f'  File "{error.filename}", line {error.lineno}']
     if isinstance(error.text, str):
-        lines.append(f"    {_first(_lines_of(error.text, clean)).strip()}")
+        code = _lines_of(error.text, clean)
+        lines.append(f"    {_first(code)}")
     return lines
 
 
@@ -416,11 +498,12 @@ def _lines_of(text: str, clean: Callable[[str], str]) -> list[str]:
 
 
 def _without_middle(lines: list[str], *, quotes: bool) -> list[str]:
-    """The first lines, and the last ones of a traceback that is quoted; those of a C++ stack say nothing."""
+    """The first lines, and the last ones of a traceback that is quoted, but not of a C++ stack."""
     last = []
     if quotes:
         last = lines[-_QUOTED_LINES:]
-    return [*lines[: _MESSAGE_LINES - len(last)], _LEFT_OUT, *last]
+    first = lines[: _MESSAGE_LINES - len(last)]
+    return [*first, _LEFT_OUT, *last]
 
 
 def _of_few_bytes(lines: list[str]) -> list[str]:
@@ -446,23 +529,29 @@ def _in_one_line(message: str, clean: Callable[[str], str]) -> str:
     if not _quotes(message):
         return first
     last = _first(lines[::-1])
-    if first.endswith(
-        ":"
-    ):  # "-- Process 1 terminated with the following error:", of torch.multiprocessing.spawn
+    # "-- Process 1 terminated with the following error:", of torch.multiprocessing.spawn
+    if first.endswith(":"):
         return last
     return f"{first} … {last}"
 
 
 def _quotes(message: str) -> bool:
-    return "Traceback (most recent call last)" in message[:_SHOWN]
+    return _QUOTED in message[:_SHOWN]
 
 
 def _first(lines: list[str]) -> str:
-    return next((line.strip() for line in lines if line.strip()), "")
+    """The first line that is not empty."""
+    for line in map(str.strip, lines):
+        if line:
+            return line
+    return ""
 
 
 def last_line(tail: str) -> str:
-    """The last line in the end of an output; of a longer one the end, as its beginning may be half a secret."""
+    """The last line in the end of an output.
+
+    Of a line that began before, the end: its beginning here may be half a secret.
+    """
     lines = tail.replace("\r", "\n").strip().split("\n")
     line = lines[-1].strip()
     if len(lines) == 1:
@@ -471,11 +560,25 @@ def last_line(tail: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + _LEFT_OUT
+    if len(text) > most:
+        text = text[: most - 1] + _LEFT_OUT
+    return text
+
+
+def _end_of(text: str, most: int) -> str:
+    """The end of a text, which says more than its beginning."""
+    if len(text) > most:
+        text = _LEFT_OUT + text[1 - most :]
+    return text
 
 
 def escaped(text: str) -> str:
     """A text in one line."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    found = []
+    for character in text:
+        if not character.isprintable():
+            character = ascii(character)[1:-1]  # noqa: PLW2901
+        found.append(character)
+    return "".join(found)

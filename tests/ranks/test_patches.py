@@ -39,6 +39,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             "agent/in_wrapper.py",
+            "agent/journal.py",
             "agent/launcher_process.py",
             "agent/logs.py",
             "agent/restarts.py",
