@@ -135,10 +135,11 @@ class FailureCoordinator(RankConnections):
             self._late.due,
         )
         refusals = [refusal.due for refusal in self._refusals]
-        reports: list[float] = []
-        if self.root_cause is None:
-            reports = [report.due for report in self._analysis.reports]
-        return min([due, *self.keys.due(), *refusals, *reports])
+        due = min([due, *self.keys.due(), *refusals])
+        if self.root_cause is not None:
+            return due
+        reports = [report.due for report in self._analysis.reports]
+        return min([due, *reports])
 
     def _take_from(
         self,
@@ -408,11 +409,11 @@ class FailureCoordinator(RankConnections):
     def _words_for(self, cause: RootCause) -> str:
         """The headline, and what follows it, unless the rank that failed prints that on this node."""
         first = self.members[cause.ranks[0]]
+        is_here = first.node_rank == self.own[0].node_rank
         has_printed = first.failing is not None or first.end is not None
-        is_elsewhere = first.node_rank != self.own[0].node_rank
-        if is_elsewhere or not has_printed or writes_json():
-            return cause.text
-        return cause.headline
+        if is_here and has_printed and not writes_json():
+            return cause.headline
+        return cause.text
 
     def _delay(self, member: RankState) -> float:
         """Seconds for which the others wait before they stop: their launcher has to see first who failed."""
@@ -426,10 +427,11 @@ class FailureCoordinator(RankConnections):
 
     def delay(self, rank: int) -> float:
         """The same, where a rank fails of a timeout: it first ends the group that did not answer."""
-        seconds = self._delay(self.members[rank])
-        if seconds >= _STILL_ENDING:
-            seconds = _AFTER_A_TIMEOUT
-        return seconds
+        member = self.members[rank]
+        seconds = self._delay(member)
+        if seconds < _STILL_ENDING:
+            return seconds
+        return _AFTER_A_TIMEOUT
 
     # Late ranks and stops
 
@@ -498,11 +500,8 @@ class FailureCoordinator(RankConnections):
         close_gracefully(reachable)
 
     def _let_first_end(self, cause: RootCause) -> None:
-        connections = set()
-        for rank in cause.ranks:
-            connection = self.members[rank].connection
-            if connection is not None:
-                connections.add(connection)
+        connections = {self.members[rank].connection for rank in cause.ranks}
+        connections.discard(None)
         close_gracefully(connections, _FIRST_OUT)
         if not self._is_own(cause):
             time.sleep(AFTER_THE_FIRST)

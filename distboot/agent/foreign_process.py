@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from math import inf
+from functools import partial
 
 from ..base.process import Process
 from ..job.exit_status import ExitStatus
@@ -51,7 +51,6 @@ class ForeignProcess(MonitoredProcess):
         )
         self._status = status
         self._question = ""  # of a script that is about to end and waits for the answer
-        self._ended_at = inf  # when the process was gone
         self._given = 0  # the exit code that it was told to end with; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -93,13 +92,13 @@ class ForeignProcess(MonitoredProcess):
             self._loop.remove_reader(self._status.fileno())
             return
         # The kernel adds the sender: a process that the script forks in C ends in the same way.
-        senders = []
+        sender = None
         for _, kind, note in notes:
             if kind == socket.SCM_CREDENTIALS:
-                pid, _, _ = CREDENTIALS.unpack(note)
-                senders.append(pid)
-        if senders == [self.process.pid]:
-            self._take_code(data[0], now)
+                sender, _, _ = CREDENTIALS.unpack(note)
+        if sender == self.process.pid:
+            code = data[0]
+            self._take_code(code, now)
         else:
             self._answer()
 
@@ -122,34 +121,38 @@ class ForeignProcess(MonitoredProcess):
         how = ExitStatus()
         status = self.process.wait_status()
         if status is not None:
-            how = ExitStatus.of_child(os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            how = ExitStatus.of_child(code)
         self._end(how, now)
 
     def _end(self, how: ExitStatus, now: float) -> None:
         is_failure = how.code != 0
-        self.is_leaving = is_failure and self._role.detects and not self.process.is_reaped()
-        if self.is_leaving:
-            self._leave(now + _ENDING)
+        if is_failure and self._role.detects:
+            self.is_leaving = not self.process.is_reaped()
         end = self.ended(how, now)
+        if self.is_leaving:
+            until = now + _ENDING
+            self._leave(until)
         if end.succeeded:
             return
         cause = self._role.root_cause
         is_first = cause is not None and cause.is_first(self.rank)
-        fails_for_peer = end.is_secondary and not self.stopped_by_us
-        if is_first or not fails_for_peer:
+        if is_first or self.stopped_by_us or not end.is_secondary:
             self.let_go()
 
     def _leave(self, until: float) -> None:
         """Report when its parent has read its exit code: libraries end after that is known here."""
         now = time.monotonic()
-        if self._ended_at == inf and self.process.has_ended():
-            self._ended_at = now
-        is_due = now >= min(until, self._ended_at + _READING)
-        if is_due or self.process.is_reaped():
+        if self.process.has_ended():
+            until = min(until, now + _READING)
+        if now >= until or self.process.is_reaped():
             self.is_leaving = False
             self._role.take(self.rank, Reaped(), now)
-        else:
-            self._loop.call_at(now + LOOK, lambda: self._leave(until))
+            return
+        self._loop.call_at(
+            now + LOOK,
+            partial(self._leave, until),
+        )
 
     def _take(
         self,
@@ -173,8 +176,11 @@ class ForeignProcess(MonitoredProcess):
             self._given = self._instead(code)
             answer = self._given
         else:
+            answer = 0
             cause = self._role.root_cause
-            answer = int(cause is not None and self.rank not in cause.ranks)
+            if cause is not None:
+                is_of_another = self.rank not in cause.ranks
+                answer = int(is_of_another)
         self._question = ""
         with suppress(OSError):
             self._status.send(bytes([answer]))
@@ -195,10 +201,9 @@ class ForeignProcess(MonitoredProcess):
         if cause is None:
             return 0
         end = ExitStatus(
-            code,
-            None,
-            self.external_signal,
-            self.stopped_by_us,
+            code=code,
+            external_signal=self.external_signal,
+            stopped_by_us=self.stopped_by_us,
             exception=self._exception,
         )
         return cause.exit_code_for(end)

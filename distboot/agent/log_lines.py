@@ -45,9 +45,10 @@ class PrefixedLines:
     def feed(self, data: bytes, now: float) -> bytes:
         """What to show after the rank has written `data`."""
         *lines, rest = data.split(b"\n")
-        shown = [self._whole_line(line) for line in lines]
+        shown = list(map(self._whole_line, lines))
         if rest:
-            shown.append(self._partial_line(rest, now))
+            partial = self._partial_line(rest, now)
+            shown.append(partial)
         return b"".join(shown)
 
     def release(self, now: float) -> bytes:
@@ -115,5 +116,10 @@ class PrefixedLines:
 
 
 def _last_state(line: bytes) -> bytes:
-    r"""What a terminal shows of a line that overwrites itself; a `\r` at its end overwrites nothing yet."""
-    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+    r"""What a terminal shows of a line that overwrites itself.
+
+    A `\r` at its end overwrites nothing yet.
+    """
+    whole = line.rstrip(b"\r")
+    start = whole.rfind(b"\r") + 1
+    return line[start:]

@@ -36,9 +36,22 @@ class Logs:
             begin = f"[rank {rank} {host_name()}] ".encode()
         file = None
         if folder is not None:
-            file = LogFile(os.path.join(folder, f"rank-{rank}.log"), rank, who)
-        stdout = LogStream("standard output", _file_of(sys.__stdout__), begin, file, who)
-        stderr = LogStream("standard error", _file_of(sys.__stderr__), begin, file, who)
+            path = os.path.join(folder, f"rank-{rank}.log")
+            file = LogFile(path, rank, who)
+        stdout = LogStream(
+            "standard output",
+            _file_of(sys.__stdout__),
+            begin,
+            file,
+            who,
+        )
+        stderr = LogStream(
+            "standard error",
+            _file_of(sys.__stderr__),
+            begin,
+            file,
+            who,
+        )
         self._streams = (stdout, stderr)
         self.stdout = stdout.theirs
         self.stderr = stderr.theirs
@@ -52,22 +65,24 @@ class Logs:
         return all(stream.has_passed_on() for stream in self._streams)
 
     def start(self, done: Callable[[], None]) -> None:
-        """The child runs; `done` is called, in another thread, when `is_done` may have become true."""
+        """The child runs.
+
+        `done` is called, in another thread, when `is_done` may have become true.
+        """
         for stream in self._streams:
             os.close(stream.theirs)  # or there would be no end to read
-            start_without_signals("distboot-logs", partial(stream.work, done))
+            work = partial(stream.work, done)
+            start_without_signals("distboot-logs", work)
 
     def ended(self) -> None:
         """The child has ended: pass on what it has left, and do not wait long for more."""
-        self._wake(hurry=False)
+        for stream in self._streams:
+            stream.wake(hurry=False)
 
     def hurry(self) -> None:
-        """We were asked to end: do not wait for anything."""
-        self._wake(hurry=True)
-
-    def _wake(self, *, hurry: bool) -> None:
+        """The wrapper was asked to end: do not wait for anything."""
         for stream in self._streams:
-            stream.wake(hurry=hurry)
+            stream.wake(hurry=True)
 
     def close(self) -> None:
         """The child has ended, and so has another round of the job: leave no file open."""
@@ -121,7 +136,8 @@ class LogFile:
                 self._write_all(data)
             except OSError as error:  # for example a full disk: not worth the job
                 self._file = None
-                what = f"nothing more is written to {short_repr(self._path)}: {error.strerror}"
+                path = short_repr(self._path)
+                what = f"nothing more is written to {path}: {error.strerror}"
                 log_line(self._who, f"warning: {what}")
 
     def _write_all(self, data: bytes) -> None:
@@ -137,14 +153,20 @@ def _unwritable(what: str, error: OSError) -> DistbootError:
 
 
 def _file_of(stream: TextIO | None) -> int | None:
-    """None: it was closed before we started, and its number may be another file's now."""
+    """The descriptor of a stream.
+
+    None: it was closed before this process started, and another file may have its number now.
+    """
     if stream is None:
         return None
     return stream.fileno()
 
 
 def folder_problem(folder: str) -> DistbootError | None:
-    """Why no log file can be made in a folder, before the ranks that its files are named after are known; or None."""
+    """Why no log file can be made in a folder, or None.
+
+    This is asked before the ranks are known, after which the files are named.
+    """
     from tempfile import TemporaryFile  # late, as few need it
 
     try:

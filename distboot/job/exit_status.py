@@ -36,6 +36,11 @@ _LONGEST_LINE = 200
 # The exit code of a job that no failure gives one: 128 + SIGTERM, for platforms "try again"
 STOPPED = 143
 _FAILURES = range(1, 256)  # exit codes
+# Of a job, by whether the rank has raised an exception, where its exit code is not known
+_CODES_WITHOUT_STATUS = {
+    True: 1,
+    False: STOPPED,
+}
 LONGEST_HEADLINE = 160  # characters of a headline
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
@@ -48,7 +53,7 @@ _FRAME = re.compile(r'^  File "([^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 _SEVERAL_LEFT_OUT = re.compile(rf"^(?:{_LEFT_OUT}\n)+", re.MULTILINE)
 _CODE_ALONE = re.compile(r"\A(?:    .*\n){1,2}")  # lines of code without their place
 _DISTBOOT_ERROR = "distboot.DistbootError"
-_ERROR = re.compile(r"(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
+_ERROR = re.compile(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
 # How c10 of torch begins an error: its own source file, and the expression that was false
 _C10 = re.compile(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
 _UNCAUGHT = "uncaught exception: "
@@ -178,12 +183,11 @@ class ExitStatus:
     def code_of_job(self) -> int:
         """The exit code of a job in which a rank failed first, and so."""
         code = self.status
-        if code is None and self._has_raised:
-            return 1
-        if code in _FAILURES:
-            assert code is not None
-            return code
-        return STOPPED
+        if code is None:
+            return _CODES_WITHOUT_STATUS[self._has_raised]
+        if code not in _FAILURES:
+            return STOPPED
+        return code
 
     @property
     def _exception(self) -> UncaughtException:
@@ -239,13 +243,14 @@ class ExitStatus:
         `"exit code 3"`
         """
         if not self._has_raised:
-            return without_middle(self._exit_text(), most)
+            text = self._exit_text()
+            return without_middle(text, most)
         exception = self._exception
+        text = _exception_text(exception)
         more = ""
         if exception.more:
             more = f" (and {exception.more} more)"
         room = most - len(more)
-        text = _exception_text(exception)
         if len(text) > room:
             text = text.removeprefix(_UNCAUGHT)
         text = without_middle(text, room)
@@ -263,7 +268,8 @@ class ExitStatus:
     def excerpt(self) -> list[str]:
         """What all ranks show of a traceback; of a long one without distboot's own frames."""
         lines = self.traceback.splitlines()
-        if len(lines) == 1 and lines[0].startswith(EXIT):  # the headline has it
+        is_exit = self.traceback.startswith(EXIT)
+        if is_exit and len(lines) == 1:  # the headline has it
             return []
         if len(lines) <= _MOST_LINES:
             return lines
@@ -294,10 +300,14 @@ def _exception_text(exception: UncaughtException) -> str:
     message = escape_control(exception.message)
     if kind == EXIT:
         return f"exited: {message}"
-    error = _ERROR.match(message)
-    if kind == _DISTBOOT_ERROR and error is not None:  # without its rank: the headline has that
-        text = message[error.end() :]
-        return f"{error[1]}{text}"
+    if kind == _DISTBOOT_ERROR:
+        # Without its rank, which the headline has
+        found, count = _ERROR.subn(
+            r"\1",
+            message,
+        )
+        if count:
+            return found
     text = f"{_UNCAUGHT}{kind}"
     if message:
         message = _C10.sub("", message, count=1)

@@ -166,9 +166,8 @@ def describe(
     found.more = len(leaves) - 1
     found.place = clean(place)
     found.is_secondary = is_secondary
-    for link in _chain(shown):
-        judged = texts.judged(link)
-        found.has_waited |= _has_any(judged, WAITED)
+    judged = "\n".join(map(texts.judged, _chain(shown)))
+    found.has_waited = _has_any(judged, WAITED)
     return found
 
 
@@ -241,10 +240,7 @@ def _is_secondary(
 def _are_secondary(members: list[BaseException], texts: _Texts, depth: int) -> bool:
     if depth > _DEEPEST:
         return False
-    for member in members:
-        if not _is_secondary(member, texts, depth):
-            return False
-    return True
+    return all(_is_secondary(member, texts, depth) for member in members)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -253,12 +249,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     left: list[BaseException | None] = [error]
     while left and len(seen) < _MOST_LINKS:
         link = left.pop()
-        if link is None or id(link) in seen:
+        key = id(link)
+        if link is None or key in seen:
             continue
-        seen.add(id(link))
+        seen.add(key)
         yield link
+        is_group = bool(_members(link))
         # A group is raised from None while one of its members is handled.
-        if not _members(link) or not link.__suppress_context__:
+        if not (is_group and link.__suppress_context__):
             left.append(link.__context__)
         left.append(link.__cause__)
 
