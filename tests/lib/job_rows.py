@@ -116,6 +116,10 @@ class JobOfRank0:
         self._effects = []
         return found
 
+    @property
+    def is_over(self) -> bool:
+        return self._coordinator.over(self._now)
+
     def close(self) -> None:
         self._coordinator.close()
         for agent in self._agents.values():
