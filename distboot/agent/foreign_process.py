@@ -54,9 +54,15 @@ class ForeignProcess(MonitoredProcess):
         self._given = 0  # the exit code that it was told to end with; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._loop.add_reader(status.fileno(), self._take_status)
+        self._loop.add_reader(
+            status.fileno(),
+            self._take_status,
+        )
         if process.file is not None:
-            self._loop.add_reader(process.file, self._take_end)
+            self._loop.add_reader(
+                process.file,
+                self._take_end,
+            )
 
     def poll(self, now: float) -> None:
         if self.process.file is None and self.process.has_ended():
@@ -95,7 +101,8 @@ class ForeignProcess(MonitoredProcess):
         sender = None
         for _, kind, note in notes:
             if kind == socket.SCM_CREDENTIALS:
-                sender, _, _ = CREDENTIALS.unpack(note)
+                credentials = CREDENTIALS.unpack(note)
+                sender = credentials[0]
         if sender == self.process.pid:
             code = data[0]
             self._take_code(code, now)
@@ -127,7 +134,7 @@ class ForeignProcess(MonitoredProcess):
 
     def _end(self, how: ExitStatus, now: float) -> None:
         is_failure = how.code != 0
-        if is_failure and self._role.detects:
+        if is_failure and self._may_be_first():
             self.is_leaving = not self.process.is_reaped()
         end = self.ended(how, now)
         if self.is_leaving:
@@ -140,12 +147,20 @@ class ForeignProcess(MonitoredProcess):
         if is_first or self.stopped_by_us or not end.is_secondary:
             self.let_go()
 
+    def _may_be_first(self) -> bool:
+        """Whether the launcher may have to see its exit code before those of other ranks."""
+        cause = self._role.root_cause
+        if cause is None:
+            return self._role.detects
+        return cause.is_first(self.rank)
+
     def _leave(self, until: float) -> None:
         """Report when its parent has read its exit code: libraries end after that is known here."""
         now = time.monotonic()
         if self.process.has_ended():
             until = min(until, now + _READING)
-        if now >= until or self.process.is_reaped():
+        is_seen = self.process.is_reaped() or not self._may_be_first()
+        if is_seen or now >= until:
             self.is_leaving = False
             self._role.take(self.rank, Reaped(), now)
             return
