@@ -280,13 +280,14 @@ def _of_node_agents(records: Sequence[WorkerInfo]) -> Membership:
 
 def _grouped_by_node(records: Sequence[WorkerInfo]) -> list[tuple[int, list[int]]]:
     """The node rank and the ranks of each node."""
-    known = list(map(attrgetter("node_rank"), records))
+    known = map(attrgetter("node_rank"), records)
+    are_numbered = None not in known
     counted: dict[str, int] = {}
     # Two agents on one host are two nodes if their launcher numbers them so.
     found: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rank, record in enumerate(records):
         node_rank = record.node_rank
-        if node_rank is None or None in known:
+        if node_rank is None or not are_numbered:
             node_rank = counted.setdefault(record.node, len(counted))
         found[node_rank, record.node].append(rank)
     node_ranks = [node_rank for node_rank, _ in found]
