@@ -1,6 +1,6 @@
 """The journal of a job: each event as a line of JSON, written when it happens. Pure.
 
-    {"time": 1795692655.829, "rank": 3, "event": "joined", "details": {"host": "node-a", …}}
+    {"time": 1795692655.829, "rank": 3, "event": …, "details": {"host": "node-a", …}}
 
 Rank 0's agent writes it (`agent/journal`). The summary, the page and the JSON report can be made
 from it (`report/from_journal`), so a job whose agents are killed, too, has a report. A journal has

@@ -197,12 +197,10 @@ def _note(path: str, failure: StartFailure | None, last: Event) -> None:
     """Add to the journal how the start has ended; the agent that writes the rest may be gone."""
     from ..job.journal import line_of, path_beside  # here, as most jobs start
 
-    details: dict[str, object] = {}
+    event = Event(time.time(), None, "started", {})
     if failure is not None:
         details = failure._asdict()
-    event = Event(time.time(), None, "started", details)
-    if failure is not None:
-        event = event._replace(event="start_failed")
+        event = Event(time.time(), None, "start_failed", details)
     lines = line_of(event)
     if last.event == "phases":  # of this process, which no agent knows
         lines = line_of(last) + lines
