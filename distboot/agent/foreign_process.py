@@ -98,12 +98,12 @@ class ForeignProcess(MonitoredProcess):
             self._loop.remove_reader(self._status.fileno())
             return
         # The kernel adds the sender: a process that the script forks in C ends in the same way.
-        sender = None
+        senders = []
         for _, kind, note in notes:
             if kind == socket.SCM_CREDENTIALS:
-                credentials = CREDENTIALS.unpack(note)
-                sender = credentials[0]
-        if sender == self.process.pid:
+                pid, _, _ = CREDENTIALS.unpack(note)
+                senders.append(pid)
+        if senders == [self.process.pid]:
             code = data[0]
             self._take_code(code, now)
         else:

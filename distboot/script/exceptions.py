@@ -113,12 +113,14 @@ class Description:
             one_line = escaped(part)
             head.append(_cut(one_line, _MESSAGE))
         excerpt = [_cut(line, _WIDEST) for line in self.lines[-_LINES:]]
+        mark = []
         if len(excerpt) < len(self.lines):
-            excerpt.insert(0, _LEFT_OUT)
-        data = _joined(head, excerpt)
-        while len(data) > most and len(excerpt) > 1:
-            excerpt = [_LEFT_OUT, *excerpt[2:]]
-            data = _joined(head, excerpt)
+            mark = [_LEFT_OUT]
+        data = _joined(head, mark + excerpt)
+        while len(data) > most and excerpt:
+            del excerpt[0]
+            mark = [_LEFT_OUT]
+            data = _joined(head, mark + excerpt)
         return data[:most]
 
 
@@ -166,8 +168,9 @@ def describe(
     found.more = len(leaves) - 1
     found.place = clean(place)
     found.is_secondary = is_secondary
-    judged = "\n".join(map(texts.judged, _chain(shown)))
-    found.has_waited = _has_any(judged, WAITED)
+    for link in _chain(shown):
+        judged = texts.judged(link)
+        found.has_waited |= _has_any(judged, WAITED)
     return found
 
 
@@ -328,9 +331,8 @@ def _judged(text: str) -> str:
         head = text[:_JUDGED_HEAD]
         tail = text[-_JUDGED_TAIL:]
         text = f"{head}\n{tail}"
-    is_quoting = _QUOTED in text
     text = text.lower()
-    if not is_quoting:
+    if _QUOTED.lower() not in text:
         return text
     kept = []
     for line in text.split("\n"):
@@ -364,22 +366,20 @@ def _place(error: BaseException, trace: TracebackType | None) -> str:
     if isinstance(error, SyntaxError):
         file = error.filename
         if isinstance(file, str) and not is_of_others(file):
-            return f"<module> ({_base(file)}:{error.lineno})"
+            name = os.path.basename(file)
+            name = _end_of(name, _NAME)
+            return f"<module> ({name}:{error.lineno})"
     innermost = ""
     innermost_own = ""
     for frame in _frames_of(trace):
         code = frame.tb_frame.f_code
         function = _cut(code.co_name, _NAME)
-        file = _base(code.co_filename)
-        innermost = f"{function} ({file}:{frame.tb_lineno})"
+        name = os.path.basename(code.co_filename)
+        name = _end_of(name, _NAME)
+        innermost = f"{function} ({name}:{frame.tb_lineno})"
         if not is_of_others(code.co_filename):
             innermost_own = innermost
     return innermost_own or innermost
-
-
-def _base(file: str) -> str:
-    name = os.path.basename(file)
-    return _end_of(name, _NAME)
 
 
 def is_of_others(file: str) -> bool:
