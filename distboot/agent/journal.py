@@ -7,6 +7,7 @@ once there is room again. A file that cannot be written any more costs a warning
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from ..base.text import log_line, short_repr
 from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
 from ..rendezvous.events import Event
+from ..report.files import is_special
 
 _MOST_WAITING = 50_000  # events
 _LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of the agent
@@ -88,12 +90,13 @@ class Journal:
 def opened_beside(report: str, who: str | None) -> Journal | None:
     """The journal of a job with this report; None, with a warning: it cannot be written."""
     path = path_beside(report)
-    is_file = os.path.isfile(report) or not os.path.exists(report)
-    if not is_file and path != report:  # a pipe or a device has no file beside it
+    if is_special(report) and path != report:  # a pipe or a device has no file beside it
         return None
     try:
-        return Journal(path, who)
+        journal = Journal(path, who)
     except OSError as error:
         why = error.strerror or str(error)
         log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
         return None
+    atexit.register(journal.close)  # also where the ranks do not meet
+    return journal

@@ -34,10 +34,6 @@ from .link_messages import (
     Raised,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .journal import Journal
-
 _OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 # A launcher sends them to all processes of a job
 _IGNORED = (
@@ -66,7 +62,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         process = Process(begin.pid)
         launcher = find(begin.pid, begin.plan.programs)
         joined = Joined(begin.plan)
-        journal = _journal(begin, joined)
+        _write_journal(begin, joined)
         joined.wanted = _StillWanted(control, process, joined, launcher).check
         with with_too_few_files():
             result = joined.join()
@@ -99,24 +95,21 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.loop.run()
     script.let_go()
     joined.close()
-    if journal is not None:
-        journal.close()
     if agent.has_claims and 0 in agent.role.lost_at:
         _keep_claims()
 
 
-def _journal(begin: Begin, joined: Joined) -> Journal | None:
-    """The journal of the job, which rank 0's agent writes where a report is wanted."""
+def _write_journal(begin: Begin, joined: Joined) -> None:
+    """Let rank 0's agent write the journal of the job, where a report is wanted."""
     report = begin.settings.report
     own = begin.plan.own
     if report is None or own.rank != 0:
-        return None
+        return
     from .journal import opened_beside  # here, as most jobs have none
 
     journal = opened_beside(report, f"rank {own.rank} on {own.host}")
     if journal is not None:
         joined.record = journal.record
-    return journal
 
 
 def _keep_claims() -> None:

@@ -64,8 +64,6 @@ class Rounds(NamedTuple):
                 logs = self.launch.logs(placement.rank, placement.who, restarts.round)
             report = StartupReport(self.settings.report, self.placement, restarts.rounds)
             code = self._run(report, None, logs, journal)
-        if journal is not None:
-            journal.close()
         return code
 
     def _journal(self) -> Journal | None:

@@ -107,7 +107,7 @@ def summary_line(
         how += f"; {later} failed after that"
     how += _earlier(rounds, membership.round)
     seconds = now - _began(rounds, job.registered[0].time)
-    begin = f"summary: {_size(membership)}, {seconds:.1f} s: {how}; exit codes: "
+    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: {how}; exit codes: "
     return _with_exit_codes(begin, codes, exit_code)
 
 
@@ -384,7 +384,8 @@ def _rank(rank: int, place: Place, state: str, job: JobState) -> dict[str, objec
     return record
 
 
-def _size(membership: Membership) -> str:
+def size_of(membership: Membership) -> str:
+    """`"8 ranks on 2 nodes"`."""
     return f"{counted(membership.world_size, 'rank')} on {counted(len(membership.nodes), 'node')}"
 
 
@@ -478,7 +479,7 @@ def _headline(
         if job.is_failure:
             text = "; ".join(filter(None, (text, _counts(states))))
         return text
-    size = _size(membership)
+    size = size_of(membership)
     if states["ended"] < membership.world_size:
         unknown = states["not known"]
         return f"{size}: no failure was seen; how {unknown} of them ended is not known"

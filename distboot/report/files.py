@@ -67,7 +67,7 @@ def _why_unwritable(path: str) -> str | None:
             return "it is a directory"
         if path.startswith(_OWN_OUTPUT):
             return "it is a different file for each process"
-        if not _is_special(path):  # the reader of a pipe may come later
+        if not is_special(path):  # the reader of a pipe may come later
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
@@ -80,7 +80,9 @@ def _why_unwritable(path: str) -> str | None:
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
     """Write the report; return a warning if it cannot be written, as the job ends all the same."""
-    if path.endswith(".jsonl"):  # the journal is all that there is to be
+    from ..job.journal import path_beside  # here, as most jobs have no report
+
+    if path_beside(path) == path:  # the journal is all that there is to be
         return None
     try:
         write(path, content())
@@ -108,7 +110,7 @@ def write_page(path: str, content: Mapping[str, object]) -> None:
 
 def _write(path: str, text: str) -> None:
     data = text.encode(errors="backslashreplace")
-    if _is_special(path):
+    if is_special(path):
         # Do not wait for the reader of a pipe.
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "wb") as file:
@@ -167,7 +169,7 @@ def _text(value: str, most: int = 300) -> str:
     return escape(escape_control(value))
 
 
-def _is_special(path: str) -> bool:
+def is_special(path: str) -> bool:
     """Whether a pipe or a device is at this path."""
     return os.path.exists(path) and not os.path.isfile(path)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..base.text import counted
 from ..job.journal import Journal, Round
 from ..rendezvous.events import Event, spread
 from ..rendezvous.membership import Membership
@@ -17,6 +16,7 @@ from .content import (
     Doubts,
     StartFailure,
     job_report,
+    size_of,
     startup_report,
     summary_line,
     utc,
@@ -31,14 +31,13 @@ def report_of(journal: Journal) -> dict[str, object]:
     membership = last.membership
     rounds = _failed_rounds(journal)
     failure = _start_failure(last)
-    is_supervised = membership is not None and "started" not in last.besides
-    if failure is not None or not is_supervised:
+    has_started = "started" in last.besides  # and is not supervised
+    if failure is not None or has_started or membership is None:
         report = startup_report(events, membership, failure, last.last, rounds)
-        if failure is None and "started" not in last.besides:
+        if failure is None and not has_started:
             report["outcome"] = "running"
             report["headline"] = _headline_of_start(last, events)
         return report
-    assert membership is not None
     report = job_report(
         events,
         membership,
@@ -118,11 +117,9 @@ def _headline_of_start(round_: Round, events: Sequence[Event]) -> str:
 def _headline_of_open(round_: Round, events: Sequence[Event], membership: Membership) -> str:
     ended = JobState(events).exited
     running = membership.world_size - len(ended)
-    ranks = counted(membership.world_size, "rank")
-    nodes = counted(len(membership.nodes), "node")
     at = utc(round_.last)
     return (
-        f"{ranks} on {nodes}: still running, or killed; "
+        f"{size_of(membership)}: still running, or killed; "
         f"{running} had not ended when the journal ends, at {at}"
     )
 
