@@ -181,7 +181,7 @@ class FailureCoordinator(RankConnections):
                 continue
             if go is None:  # all ranks get it: once for those of an agent
                 go = replace(reply, stops=self._agreement.begin())
-                self._send(Broadcast(go))
+                self._send(go)
             self._reply(rank, go)
         self.is_starting = self.is_starting and not self.keys.has_begun
 
@@ -247,9 +247,10 @@ class FailureCoordinator(RankConnections):
             self._send_to_registered(answer)
 
     def _send_to_registered(self, message: messages.Register) -> None:
+        broadcast = Broadcast(message)
         for connection, members in self.peers.items():
             if any(member.pid for member in members):
-                connection.send(message)
+                connection.send(broadcast)
 
     def _failing(self, member: RankState, message: messages.Failing, now: float) -> None:
         if member.failing is not None or not self._is_detected(member):
@@ -438,9 +439,10 @@ class FailureCoordinator(RankConnections):
     def ask_ranks(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""
         wanted = set(ranks)
+        broadcast = Broadcast(question)
         for connection, members in self.peers.items():
             if any(member.rank in wanted for member in members):
-                connection.send(question)
+                connection.send(broadcast)
         if not self._own_ranks.isdisjoint(wanted):
             self.locate(question, time.monotonic())
 

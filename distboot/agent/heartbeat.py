@@ -110,6 +110,8 @@ class HeartbeatConnection(PeerConnection):
         self._patience = _PATIENCE * bound
         self._frozen_after = _FROZEN * bound
         self._probe: Probe | None = None  # while it is suspect
+        # Until then `fault` finds nothing, if nothing is sent and the peer is not unreachable
+        self.no_fault_before = 0.0
         self._looked = self.heard  # when the kernel was asked last
         self._confirmed = self.heard  # when the peer's kernel had confirmed all that was sent
 
@@ -136,8 +138,22 @@ class HeartbeatConnection(PeerConnection):
         """Send a heartbeat, unless bytes wait that are as good a sign."""
         if self._unsent or self.is_closed or self.unreachable_since is not None:
             return
+        self._expect_confirmation()
         self._unsent += self._plain or HEARTBEAT.sign(self._channel)
         self.flush()
+
+    def send(self, message: object, rank: int = 0) -> None:
+        self._expect_confirmation()
+        super().send(message, rank)
+
+    def _expect_confirmation(self) -> None:
+        """From now on the peer's kernel has something to confirm."""
+        if self.no_fault_before == 0.0:
+            return
+        self.no_fault_before = 0.0
+        now = time.monotonic()
+        self._looked = now
+        self._confirmed = now
 
     def silence(self) -> tuple[float, bool]:
         """Seconds without a sign of the peer's kernel, and whether it has confirmed all bytes."""
@@ -170,13 +186,15 @@ class HeartbeatConnection(PeerConnection):
     def fault(self, now: float) -> LivenessFault | None:
         """What is wrong with the peer, if that is known.
 
-        To be called once a second, after reading, if nothing has arrived.
+        To be called after reading, if nothing has arrived: once a second, or at `no_fault_before`.
         """
+        self.no_fault_before = 0.0
         silence = self._silence_until(now)
         if silence < self._patience:
             self._forget_probe()
             is_fresh = now - self.heard <= self._frozen_after
             if is_fresh and self.unreachable_since is None:
+                self._look_later(now, silence)
                 return None
             return self._frozen(now)
         if self._probe is None:
@@ -191,6 +209,14 @@ class HeartbeatConnection(PeerConnection):
             return self._cut(now, silence)
         why = f"no answer for {self._bound:g} s: the host, or the network to it, is down"
         return LivenessFault(True, why)
+
+    def _look_later(self, now: float, silence: float) -> None:
+        """A silence grows by a second a second; bytes that are not confirmed are looked at sooner."""
+        if self._confirmed != now:
+            return
+        patience_ends = now + self._patience - silence
+        frozen_from = self.heard + self._frozen_after
+        self.no_fault_before = min(patience_ends, frozen_from)
 
     def _silence_until(self, now: float) -> float:
         """Seconds without a sign of the peer's kernel, in one direction or the other."""
@@ -235,6 +261,7 @@ class HeartbeatConnection(PeerConnection):
 
     def resume(self, now: float) -> None:
         self.unreachable_since = None
+        self.no_fault_before = 0.0
         self._looked = now
         self._confirmed = now
         super().resume(now)

@@ -2,7 +2,8 @@
 
 A heartbeat does not wake this process up. So once a second each peer (of many peers a part, in
 turn) is *polled*: what has arrived is read. A peer from which nothing has arrived is *doubtful*. It
-is polled every second until a message arrives, and `HeartbeatConnection.fault` judges its silence:
+is polled, as soon as its silence can be a fault, each second until a message arrives, and
+`HeartbeatConnection.fault` judges the silence:
 
 - lost: its host is down, or its process is stopped. Its ranks are lost (`_lose`).
 - unreachable: the host answers, but not on this connection. The job goes on, and what is for the
@@ -26,7 +27,7 @@ from math import inf
 from ..job.messages import KINDS
 from ..job.root_cause import RankState
 from ..rendezvous.messages import Detach
-from ..rendezvous.protocol import Channel, ProtocolError
+from ..rendezvous.protocol import Broadcast, Channel, ProtocolError
 from .heartbeat import BEATS, HeartbeatConnection, Probe
 from .peer_connection import DisconnectedError, PeerConnection
 
@@ -92,7 +93,8 @@ class PeerWatch:
         parts = 1
         if len(peers) > _FEW:
             parts = max(int(BEATS * self.bound), 1)
-        for connection in {*peers[self._ticks % parts :: parts], *self._doubtful}:
+        doubtful = [each for each in self._doubtful if now >= each.no_fault_before]
+        for connection in {*peers[self._ticks % parts :: parts], *doubtful}:
             self._poll(connection, now)
         # After that, as a kernel needs time to confirm a heartbeat
         for connection in peers[self._ticks % self._between :: self._between]:
@@ -149,8 +151,10 @@ class PeerWatch:
 
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a rank at the other end of an open connection has not ended."""
-        members = self.peers.get(connection, ())
-        return any(member.end is None for member in members)
+        for member in self.peers.get(connection, ()):
+            if member.end is None:
+                return True
+        return False
 
     def _question(
         self,
@@ -172,8 +176,9 @@ class PeerWatch:
             self._lose_silent(connection, now)
 
     def _send(self, message: object, rank: int = 0) -> None:
+        broadcast = Broadcast(message)
         for connection in self.peers:
-            connection.send(message, rank)
+            connection.send(broadcast, rank)
 
     def _disconnected(
         self,

@@ -107,6 +107,25 @@ def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
         )
 
 
+def test_silent_peer_is_left_alone_until_it_can_be_lost(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        now = line.heard
+        silence(3.0)
+        assert line.fault(now) is None
+        assert line.no_fault_before == pytest.approx(now + 8.25)  # 0.75 * 15 s are over then
+        silence(11.25)
+        line.fault(now + 8.25)
+        assert line.is_suspect
+
+
+def test_peer_that_has_to_confirm_is_asked_each_second(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        silence(3.0)
+        line.fault(line.heard)
+        line.heartbeat()
+        assert line.no_fault_before == 0.0
+
+
 def test_last_word_arrives_although_something_is_left_unread() -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
