@@ -30,7 +30,7 @@ from simulate_peers import Peers, allow_all_files  # noqa: E402
 from simulate_real import coordinator_of  # noqa: E402
 
 from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
-from distboot.job.late import LateWatch  # noqa: E402
+from distboot.job.late import LateService  # noqa: E402
 from distboot.job.messages import Locate, Position, Register  # noqa: E402
 from distboot.job.stacks import lines  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
@@ -87,7 +87,7 @@ class _Rank0:
         membership = server.wait_for_join()
         self.them.done()
         self.side = coordinator_of(server, membership, _AFTER)
-        self.late = vars(self.side)["_late"]
+        self.late = next(one for one in self.side.job.services if isinstance(one, LateService))
         self.them.do("ready")
         self.read()
         self.side.take(0, Ready(), self.now)
@@ -128,7 +128,7 @@ def _still(rank0: _Rank0) -> tuple[int, float, float]:
             with (
                 nullcontext()
                 if number % 2
-                else patch.multiple(LateWatch, turn=lambda *_: None, due=math.inf)
+                else patch.multiple(LateService, tick=lambda *_: None, due=lambda _: math.inf)
             ):
                 took[bool(number % 2)].append(_cpu(rank0.beat))
     return send.call_count, min(took[True]), min(took[False])
@@ -153,7 +153,7 @@ def _episode(rank0: _Rank0, kind: str) -> tuple[float, float, float, str]:
         rank0.them.do(answer)
         episode += _cpu(rank0.read)
     episode += _cpu(rank0.turn)
-    rank0.now = rank0.late.due  # whether it is over meanwhile
+    rank0.now = rank0.late.due()  # whether it is over meanwhile
     episode += _cpu(rank0.turn)
     found = {rank: one.stacks for rank, one in vars(rank0.late)["_positions"].items()}
     return stalled, episode, _cpu(lambda: lines(found)), said[0].partition("\n")[0]

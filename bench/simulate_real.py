@@ -104,7 +104,7 @@ def coordinator_of(
     settings = SupervisionSettings(grace=30.0, late_after=late_after)
     coordinator = participant_of(0, membership, server, settings, held=True)
     assert isinstance(coordinator, FailureCoordinator)
-    coordinator.is_starting = True
+    coordinator.facts.is_starting = True
     return coordinator
 
 

@@ -6,8 +6,8 @@ to it (`link`; `link_messages` has what is sent there; `script_server` is the ag
 other of ours.
 
 An `agent` is a `loop` that calls one side of failure detection (`participant`). Rank 0's side
-(`failure_coordinator`, with `job/root_cause`) receives every exit, and decides which failure was
-first. That of any other agent (`failure_reporter`) prints that, and stops its processes
+(`failure_coordinator`) receives every exit, and carries out what its job (`job/job`) decides. That
+of any other agent (`failure_reporter`) prints what rank 0 has decided, and stops its processes
 (`stopping_process`: TERM, a grace, KILL). `peer_watch` knows which of the other agents are there,
 by the `heartbeat` of each `peer_connection`. What a script leaves behind when it fails
 (`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.

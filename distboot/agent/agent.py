@@ -64,7 +64,7 @@ class Agent:
             settings,
             held=held,
         )
-        self.role.is_starting = is_starting
+        self.role.facts.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
         self._claims: Claims | None = None
         self.role.claim = self._claim
@@ -276,7 +276,7 @@ def participant_of(
             bound=membership.heartbeat_timeout,
             membership=membership,
             log=side.log,
-            keys=Keys(membership, side.table, say),
+            keys=Keys(membership, side.table),
             # What connects then may be meant for a store of the script, or its next attempt
             started=side.pool.accept_no_more,
         )

@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from ..base.errors import DistbootError
+from ..base.table import first_that_holds
 from ..job import messages
+from ..job.exit_status import ExitStatus
 from ..job.messages import (
     Exited,
     Failing,
@@ -34,8 +37,10 @@ from ..rendezvous.messages import (
     Detach,
     Failed,
     Go,
+    Key,
     Ready,
     Refused,
+    Release,
     RequestStop,
     Resumed,
     ShowStacks,
@@ -46,7 +51,6 @@ from .heartbeat import HeartbeatConnection
 from .participant import (
     AFTER_THE_FIRST,
     CAUSE,
-    Answer,
 )
 from .peer_connection import close_gracefully
 from .rank_0_connection import Rank0Connection
@@ -56,6 +60,8 @@ _EXPLANATION_TIMEOUT = 11.0  # seconds, where a peer that is about to end may be
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let this agent end
 _NO_REPORTS = "no reports"  # the topic of the line that rank 0 has ended well
 _LOOK = "look at the output of rank 0"
+_has_succeeded = attrgetter("has_succeeded")
+_end = attrgetter("end")
 
 
 @dataclass
@@ -67,14 +73,18 @@ class FailureReporter(Rank0Connection):
         self._abort: messages.Abort | None = None  # the first one of rank 0
         # By rank, why rank 0 failed before the script was ready itself
         self._not_begun: dict[int, Failed] = {}
-        self._handlers: dict[type, Callable[[Any, float], object]] = {
+        self._handlers: dict[type, Callable[[int, Any, float], object]] = {
+            Go: self._take_go,
+            Release: lambda rank, message, _: self._answer(rank, message),
+            Failed: self._take_failed,
+            Detach: self._rank_0_left,
             Register: self._rank_0_registered,
-            ShowStacks: lambda message, _: self._show(message.lines),
+            ShowStacks: lambda _rank, message, _: self._show(message.lines),
             messages.Abort: self._aborted,
-            messages.CountReads: lambda _, now: self.stops.ask(now),
-            messages.Done: lambda _, now: self._end_served(now),
-            messages.Locate: self.locate,
-            messages.StopAt: lambda message, _: self.stops.stop_at(message.read),
+            messages.CountReads: lambda _rank, _message, now: self.stops.ask(now),
+            messages.Done: lambda _rank, _message, now: self._end_served(now),
+            messages.Locate: lambda _rank, message, now: self.locate(message, now),
+            messages.StopAt: lambda _rank, message, _: self.stops.stop_at(message.read),
             Resumed: self._resumed,
             Refused: self._refused,
         }
@@ -151,32 +161,27 @@ class FailureReporter(Rank0Connection):
 
     def _take_from(
         self,
-        connection: HeartbeatConnection,
+        connection: HeartbeatConnection,  # noqa: ARG002 - there is one
         rank: int,
         message: object,
         now: float,
     ) -> None:
         handler = self._handlers.get(type(message))
-        if isinstance(message, Answer):
-            self._take_answers(rank, message)
-        elif isinstance(message, Detach):
-            self._rank_0_left(message)
-            self._end(connection, self._why_gone, now)
-        elif handler is not None:
-            handler(message, now)
-        else:
+        if handler is None:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
+        handler(rank, message, now)
 
-    def _rank_0_left(self, message: Detach) -> None:
-        if not message.ended or self._has_ended:
-            return
-        if self.claim(_NO_REPORTS):
+    def _rank_0_left(self, _rank: int, message: Detach, now: float) -> None:
+        is_early = message.ended and not self._has_ended
+        if is_early and self.claim(_NO_REPORTS):
             self.say("rank 0 has exited; failures of other ranks are no longer reported")
+        for connection in list(self.peers):
+            self._end(connection, self._why_gone, now)
 
-    def _rank_0_registered(self, message: Register, _: float) -> None:
+    def _rank_0_registered(self, _rank: int, message: Register, _: float) -> None:
         self.members[0].pid = message.pid
 
-    def _aborted(self, message: messages.Abort, now: float) -> None:
+    def _aborted(self, _rank: int, message: messages.Abort, now: float) -> None:
         self._abort = self._abort or message
         self._stop_own(message.root_cause.escaped(), now)
 
@@ -225,50 +230,61 @@ class FailureReporter(Rank0Connection):
         rank = member.rank
         before = self._not_begun.get(rank)
         if before is not None and before.key in (None, message.key):
-            self._take_answer(rank, before)
+            self._answer_failed(rank, before)
         elif self.peers:
             self._send(message, rank)
         else:
             self._answer_for_rank_0(rank, now)
 
-    def _take_answers(self, rank: int, message: Answer) -> None:
-        """An answer that names no key is for all ranks of this agent; a failure also for those that wait later."""
-        names_key = not isinstance(message, Go) and message.key is not None
-        if names_key:
-            self._take_answer(rank, message)
-            return
-        if isinstance(message, Failed):
-            self._not_begun = {member.rank: message for member in self.own}
+    def _take_go(self, rank: int, message: Go, _: float) -> None:
+        """All ranks are ready."""
+        self.facts.is_starting = False
         for each in {rank, *self.waiting}:
-            self._take_answer(each, message)
+            self._answer(each, message)
 
-    def _take_answer(self, rank: int, message: Answer) -> None:
-        if isinstance(message, Go):
-            self.is_starting = False
-        elif isinstance(message, Failed):
-            message = self._failed(rank, message)
+    def _take_failed(self, rank: int, message: Failed, _: float) -> None:
+        """A failure that names no key is for all ranks of this agent, those that wait later, too."""
+        if message.key is not None:
+            self._answer_failed(rank, message)
+            return
+        self._not_begun = {member.rank: message for member in self.own}
+        for each in {rank, *self.waiting}:
+            self._answer_failed(each, message)
+
+    def _answer_failed(self, rank: int, message: Failed) -> None:
+        self._keep_failed_start(rank, message)
+        message = self._with_name_of_rank_0(rank, message)
         self._answer(rank, message)
 
-    def _failed(self, rank: int, message: Failed) -> Failed:
-        """A failure as the script of a rank is told; it is kept where that does not wait for it yet."""
+    def _waits_at(self, rank: int) -> Key | None:
+        wait = self.waiting.get(rank)
+        if wait is None:
+            return None
+        return wait.key
+
+    def _keep_failed_start(self, rank: int, message: Failed) -> None:
+        """The script of a rank may not wait for it yet."""
         key = message.key
-        waits_at = None
-        if rank in self.waiting:
-            waits_at = self.waiting[rank].key
         is_of_start = key is not None and key.name == READY
-        if is_of_start and key != waits_at:
+        if is_of_start and key != self._waits_at(rank):
             self._not_begun[rank] = message
-        elif waits_at is not None and waits_at.name == READY:
-            code, text, hint = message.problem
-            text = f"rank 0 says: {text}"[:LONGEST_TEXT]
-            return replace(message, problem=(code, text, hint))
-        return message
+
+    def _with_name_of_rank_0(self, rank: int, message: Failed) -> Failed:
+        """A failure of the start as the script is told."""
+        waits_at = self._waits_at(rank)
+        if waits_at is None or waits_at.name != READY:
+            return message
+        if message.key not in (None, waits_at):
+            return message
+        code, text, hint = message.problem
+        text = f"rank 0 says: {text}"[:LONGEST_TEXT]
+        return replace(message, problem=(code, text, hint))
 
     def _answer_for_rank_0(self, rank: int, now: float) -> None:
         """Rank 0 cannot say what becomes of the key at which this rank waits."""
         key = self.waiting[rank].key
         why = self._describe_absence(now)
-        if self.is_starting:
+        if self.facts.is_starting:
             text = f"all ranks joined, and then {self._rank_0} {why}"
             error = DistbootError("rank-failed", text, _LOOK)
         else:
@@ -290,41 +306,47 @@ class FailureReporter(Rank0Connection):
     def _limit(self) -> float:
         limit = self._limit_of_ends()
         for connection in self.peers:
-            if connection.is_closed and connection.unreachable_since is None:
-                return max(limit, self._return_until)  # rank 0 has to receive how they ended
+            if connection.is_away:
+                limit = max(limit, self._return_until)  # rank 0 has to receive how they ended
         return limit
 
     def _limit_of_ends(self) -> float:
+        """Until when this agent stays for the answer of rank 0."""
         cause = self.root_cause
         if cause is None:
             return self._limit_without_cause()
-        if self._all_succeeded() or not self.detects or cause.restarts:
-            return self._ended_at
-        if not self.held or not cause.is_failure:
-            limit = self._concluded_at
-            if self._is_secondary():
-                limit = self.release_at
-            return max(self._ended_at, limit)
-        if not self.is_cut_off:
-            return self._ended_at + self.settings.grace + _LAST_MESSAGE
-        if self._is_own(cause):
-            return self._gone_at
-        return self._gone_at + AFTER_THE_FIRST
+        ended = self._ended_at
+        is_told = not self.held or not cause.is_failure
+        return first_that_holds(
+            (self._is_done() or cause.restarts, ended),
+            # One that failed first has to be seen first
+            (is_told and self._is_secondary(), max(ended, self.release_at)),
+            (is_told, max(ended, self._concluded_at)),
+            (not self.is_cut_off, ended + self.settings.grace + _LAST_MESSAGE),
+            (self._is_own(cause), self._gone_at),
+            (True, self._gone_at + AFTER_THE_FIRST),
+        )
 
     def _limit_without_cause(self) -> float:
-        if self.is_cut_off:
-            return self._ended_at
-        if self.may_restart:
-            return inf  # where a rank fails later, all begin again
-        if self._all_succeeded() or not self.detects:
-            return self._ended_at
-        if self._is_secondary():
-            return self._ended_at + _EXPLANATION_TIMEOUT
-        return self._ended_at + _CAUSE_TIMEOUT
+        ended = self._ended_at
+        return first_that_holds(
+            (self.is_cut_off, ended),
+            (self.may_restart, inf),  # where a rank fails later, all begin again
+            (self._is_done(), ended),
+            (self._is_secondary(), ended + _EXPLANATION_TIMEOUT),
+            (True, ended + _CAUSE_TIMEOUT),
+        )
 
-    def _all_succeeded(self) -> bool:
-        return all(member.end is not None and member.end.succeeded for member in self.own)
+    def _is_done(self) -> bool:
+        """Whether nothing is to be heard of rank 0: all of ours ended well, or it does not say."""
+        has_all_succeeded = all(map(_has_succeeded, self.own))
+        return has_all_succeeded or not self.detects
 
     def _is_secondary(self) -> bool:
         """Whether one of our ranks has failed as a peer was gone."""
-        return any(member.end is not None and member.end.is_secondary for member in self.own)
+        ends = map(_end, self.own)
+        return any(map(_is_end_secondary, ends))
+
+
+def _is_end_secondary(end: ExitStatus | None) -> bool:
+    return end is not None and end.is_secondary

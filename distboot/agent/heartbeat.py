@@ -123,6 +123,11 @@ class HeartbeatConnection(PeerConnection):
         return self.unreachable_since is None
 
     @property
+    def is_away(self) -> bool:
+        """Whether the connection has ended, and its peer may return over another one."""
+        return self.is_closed and self.unreachable_since is None
+
+    @property
     def is_silent(self) -> bool:
         """Whether it is unreachable, and no message has arrived from it since."""
         if self.unreachable_since is None:

@@ -94,6 +94,7 @@ class WrapperAgent:
         )
         if membership.max_restarts:
             self._role.restarts = restarts
+            self._role.facts.restarts = restarts
 
     def link(self, rank: int) -> AgentLink:
         """The link to this agent for this process, as a rank of its own."""
@@ -140,7 +141,7 @@ class WrapperAgent:
     @property
     def _leaves(self) -> bool:
         """Whether this agent takes no part in another round."""
-        return self._is_asked or self._role.is_orphaned
+        return self._is_asked or self._role.facts.is_orphaned
 
     def asked(self, number: int) -> None:
         """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
@@ -287,7 +288,7 @@ class WrapperAgent:
 
     def _begin(self, pids: Mapping[int, int], now: float) -> None:
         if self._agent.coordinator is not None:
-            self._agent.coordinator.is_served = self.only_serves_rank_0
+            self._agent.coordinator.facts.is_served = self.only_serves_rank_0
         for rank, pid in pids.items():
             self._children[rank] = MonitoredProcess(
                 rank,

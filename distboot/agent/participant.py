@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from ..base.settings import SupervisionSettings
 from ..job.exit_status import ExitStatus
+from ..job.facts import Facts
 from ..job.messages import Failing, Locate, Reads
 from ..job.root_cause import RankState, RootCause, from_exit
 from ..rendezvous.messages import (
@@ -86,15 +87,12 @@ class Participant(PeerWatch):
     claim: Callable[[str], bool] = lambda _: True
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
-    restarts: Restarts | None = None  # on rank 0: decides whether one follows
-    # Whether the ranks are still starting; until then a failure is one of the start
-    is_starting: bool = False
-    is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
-    root_cause: RootCause | None = None  # why the job ends, once that is known
+    restarts: Restarts | None = None  # what the wrapper knows of all rounds
     orders: dict[int, Terminate] = field(default_factory=dict)  # by rank of our own
 
     def __post_init__(self) -> None:
         self.members = {member.rank: member for member in self.ranks}
+        self.facts = Facts(self.members, self.settings, self.held)
         peers: dict[HeartbeatConnection, list[RankState]] = {}
         for rank, connection in self.connection_of.items():
             remote = self.members.get(rank)
@@ -113,8 +111,11 @@ class Participant(PeerWatch):
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self.lost_at: dict[int, float] = {}  # by rank of other agents; seconds since the epoch
+        # What waits for the stacks of all ranks
+        self._shows: list[Callable[[Sequence[str]], object]] = []
         self._has_left = False
         self._hurried = False
+        self._has_announced = False  # whether it was printed why the job ends
         self._is_told = True  # whether our processes were told of the root cause
         # From when on ranks that failed of a peer need not wait for the one that failed first
         self.release_at = inf
@@ -217,9 +218,16 @@ class Participant(PeerWatch):
         for watched in self.watched.values():
             watched.locate(question, now)
 
+    def _show(self, lines: Sequence[str]) -> None:
+        """Answer all that wait for the stacks of all ranks."""
+        shows = self._shows
+        self._shows = []
+        for reply in shows:
+            reply(lines)
+
     def orphaned(self, why: str, now: float) -> None:
         """The launcher's process above our ranks is gone: they fail, and do not start again."""
-        self.is_orphaned = True
+        self.facts.is_orphaned = True
         self.may_restart = False
         for member in self._running():
             end = ExitStatus(
@@ -265,11 +273,14 @@ class Participant(PeerWatch):
         raise NotImplementedError
 
     @property
+    def root_cause(self) -> RootCause | None:
+        """Why the job ends, once that is known."""
+        return self.facts.cause
+
+    @property
     def detects(self) -> bool:
         """Whether all ranks are told of a failure, now."""
-        if self.is_starting:
-            return False
-        return self.settings.detects
+        return self.facts.detects
 
     def _running(self) -> list[RankState]:
         """Those of our ranks that have not ended."""
@@ -337,10 +348,11 @@ class Participant(PeerWatch):
                 at=at,
                 is_failure=cause.is_failure,
             )
-        if self.root_cause is None:
+        self.facts.cause = cause  # a second time with the exit code, once that is known
+        if not self._has_announced:
+            self._has_announced = True
             self._concluded_at = now
             self._announce(cause)
-        self.root_cause = cause  # a second time with the exit code, once that is known
         self.release_at = min(self.release_at, now + max(cause.delay, AFTER_THE_FIRST))
         self._is_told = False
 

@@ -131,7 +131,7 @@ class PeerWatch:
         fault = connection.fault(now)
         if fault is None:
             if since is not None and connection.unreachable_since is None:
-                self._reachable(connection, now - since)
+                self._reachable(connection, now - since, now)
         elif fault.is_lost:
             self._lose(
                 connection,
@@ -293,6 +293,11 @@ class PeerWatch:
         """A peer does not answer, though its host does."""
         raise NotImplementedError
 
-    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:
+    def _reachable(
+        self,
+        connection: HeartbeatConnection,
+        seconds: float,
+        now: float,
+    ) -> None:
         """A peer answers again, after so many seconds; the kernels send what was kept."""
         raise NotImplementedError

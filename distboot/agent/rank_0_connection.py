@@ -15,7 +15,6 @@ Both sides count messages, so that a new connection continues where the old one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -46,8 +45,6 @@ class Rank0Connection(Participant):
         self._why_ended = ""  # how the connection ended
         self._gone_at = 0.0  # since when rank 0 cannot be asked any more
         self._why_gone = ""
-        # What waits for the stacks of all ranks
-        self._shows: list[Callable[[Sequence[str]], object]] = []
 
     def _lose_rank_0(self, why: str, now: float) -> None:
         """Stop our own ranks, as rank 0 is lost."""
@@ -153,7 +150,7 @@ class Rank0Connection(Participant):
         connection.use_round(self.round)
         return True
 
-    def _resumed(self, message: Resumed, now: float) -> None:
+    def _resumed(self, _rank: int, message: Resumed, now: float) -> None:
         connection = next(iter(self.peers))
         if self.returning is None or not connection.is_closed:
             raise ProtocolError("answers what it was not asked")
@@ -165,9 +162,9 @@ class Rank0Connection(Participant):
         if since is None:
             self.say(f"{self._rank_0} is connected again")
         else:
-            self._reachable(connection, now - since)
+            self._reachable(connection, now - since, now)
 
-    def _refused(self, message: Refused, now: float) -> None:
+    def _refused(self, _rank: int, message: Refused, now: float) -> None:
         connection = next(iter(self.peers))
         if not connection.is_closed:
             raise ProtocolError("sends Refused, which is only an answer")
@@ -204,6 +201,7 @@ class Rank0Connection(Participant):
         self,
         connection: HeartbeatConnection,  # noqa: ARG002
         seconds: float,
+        now: float,  # noqa: ARG002
     ) -> None:
         if self.returning is not None:
             self.returning.stop()
@@ -245,13 +243,6 @@ class Rank0Connection(Participant):
         self.stops.release()
         for rank in list(self.waiting):
             self._answer_for_rank_0(rank, now)
-
-    def _show(self, lines: Sequence[str]) -> None:
-        """Answer all that wait for the stacks of all ranks."""
-        shows = self._shows
-        self._shows = []
-        for reply in shows:
-            reply(lines)
 
     @property
     def _rank_0(self) -> str:

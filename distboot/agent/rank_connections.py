@@ -11,10 +11,13 @@ unreachable: what waits for them at a key says so, and nobody is stopped for it.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..base.text import ranks_said
-from ..job.first_failure import GATHERING, RootCauseAnalysis
+from ..job.effects import Effect
+from ..job.first_failure import GATHERING
+from ..job.job import Job
 from ..job.keys import Keys
 from ..job.root_cause import RankState
 from ..rendezvous.connection_pool import Connection
@@ -45,23 +48,17 @@ class RankConnections(Participant):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._between = max(int(BEATS_OF_RANK_0 * self.bound), 1)  # less often: it has many peers
-        self._analysis = RootCauseAnalysis(
-            list(self.members.values()),
+        self.job = Job(
+            self.facts,
+            self.keys,
             is_by_node=self.membership.by_node,
         )
         # Connections that have ended, and until when their agents may return over others
         self._returning: dict[HeartbeatConnection, float] = {}
 
-    def _leave(self, rank: int) -> None:
-        """A rank has ended, or is not connected any more: the others do not wait for it."""
+    def _apply(self, effects: Sequence[Effect], now: float) -> None:
+        """Carry out what an event has led to."""
         raise NotImplementedError
-
-    def _send_replies(self) -> None:
-        """Send what the keys have to answer."""
-        raise NotImplementedError
-
-    def _is_detected(self, member: RankState) -> bool:
-        return self.detects and member.is_watched
 
     def turn(self, now: float) -> None:
         super().turn(now)
@@ -123,7 +120,7 @@ class RankConnections(Participant):
         """The ranks of a connection that are to end yet, and whose end is reported to all."""
         found = []
         for member in self.peers[connection]:
-            if member.end is None and self._is_detected(member):
+            if member.end is None and self.facts.is_detected(member):
                 found.append(member)
         return found
 
@@ -135,18 +132,20 @@ class RankConnections(Participant):
         gathering: float = GATHERING,
     ) -> None:
         self.lost_at[member.rank] = time.time()
-        self.log.add("unreachable", member.rank, text=why)
-        self._analysis.lost(
-            member,
+        effects = self.job.lost(
+            member.rank,
             why,
             now,
             gathering=gathering,
         )
+        self._apply(effects, now)
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)
+        now = time.monotonic()
         for member in members:
-            self._leave(member.rank)
+            effects = self.job.left(member.rank, now)
+            self._apply(effects, now)
         return members
 
     # Returns
@@ -157,7 +156,7 @@ class RankConnections(Participant):
         for connection, end in self._returning.items():
             self._returning[connection] = max(end, due)
             for member in self.peers[connection]:
-                self._analysis.postpone(member, due)
+                self.job.postpone(member.rank, due)
 
     def take_back(self, peer: Connection, message: Resume) -> None:
         """An agent goes on over a new connection; `ProtocolError`: it cannot."""
@@ -180,19 +179,18 @@ class RankConnections(Participant):
         since = connection.unreachable_since
         connection.resume(now)
         if since is not None:
-            self._reachable(connection, now - since)
+            self._reachable(connection, now - since, now)
         elif connection in self._returning:
             self.say(f"{self._ranks_of(connection)} has connected again")
-        self._returned(connection)
-        self._send_replies()
+        self._returned(connection, now)
 
-    def _returned(self, connection: HeartbeatConnection) -> None:
+    def _returned(self, connection: HeartbeatConnection, now: float) -> None:
         """The ranks of a connection that had ended are not lost."""
         if self._returning.pop(connection, None) is None:
             return
         for member in self.peers[connection]:
-            self._analysis.returned(member)
-            self.log.add("reachable", member.rank)
+            effects = self.job.returned(member.rank, now)
+            self._apply(effects, now)
 
     # Silence
 
@@ -214,15 +212,20 @@ class RankConnections(Participant):
     ) -> None:
         since = connection.unreachable_since or now
         for member in self.peers[connection]:
-            self.keys.unreachable[member.rank] = since
-            self.log.add("silent", member.rank, text=why)
+            effects = self.job.unreachable(member.rank, since, why, now)
+            self._apply(effects, now)
         text = f"warning: {self._ranks_of(connection)} {why}; failures there are not detected until"
         self.say(f"{text} it answers again")
 
-    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:
+    def _reachable(
+        self,
+        connection: HeartbeatConnection,
+        seconds: float,
+        now: float,
+    ) -> None:
         for member in self.peers[connection]:
-            self.keys.unreachable.pop(member.rank, None)
-            self.log.add("reachable", member.rank)
+            effects = self.job.reachable(member.rank, now)
+            self._apply(effects, now)
         self.say(f"{self._ranks_of(connection)} answers again, after {seconds:.0f} s")
 
     def _abandon(
@@ -233,7 +236,8 @@ class RankConnections(Participant):
     ) -> None:
         text = f"warning: {self._ranks_of(connection)} {why}; it is not watched any more"
         for member in self.peers[connection]:
-            self.keys.leave(member.rank, why=f"is not connected any more ({why})")
+            effects = self.job.left(member.rank, now, f"is not connected any more ({why})")
+            self._apply(effects, now)
         super()._abandon(connection, why, now)
         self.say(text)
 

@@ -115,6 +115,7 @@ class Restarts:
         end: ExitStatus | None,
         now: float,
         *,
+        pids: list[int],
         is_asked: bool,
         is_orphaned: bool = False,
     ) -> tuple[RootCause, str | None]:
@@ -124,9 +125,12 @@ class Restarts:
             cause: of this round.
             end: how its rank has ended, or fails, as far as is known.
             now: by `time.monotonic`.
+            pids: of our own ranks.
             is_asked: whether the job was asked to stop.
             is_orphaned: whether the launcher's process above rank 0 is gone.
         """
+        for pid in pids:
+            self.look(pid)
         text = None
         if self._refusal is None:
             self._refusal = self._policy.refusal(

@@ -17,6 +17,7 @@ FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 ABORT = signal.SIGABRT
 INTERRUPT = signal.SIGINT
 KILL = signal.SIGKILL
+TERM = signal.SIGTERM
 # SIGRTMAX on Linux: it ends process 1 of a container, which no other signal does.
 LAST_RESORT = 64
 # Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray;

@@ -1,4 +1,4 @@
-"""Keys: the places where ranks wait for each other. Pure; `outbox` has what is to be sent.
+"""Keys: the places where ranks wait for each other.
 
 A key is a call that several ranks make: its name, the node whose ranks make it (None: all), and how
 often they have made it. Rank 0's agent receives who arrives, and answers `Release`, `Go` or
@@ -29,7 +29,8 @@ answer for each arrival; a rank that is gone waits nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -55,6 +56,11 @@ from ..rendezvous.messages import (
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
+from .effects import Record, Reply, Say, Send
+from .facts import Facts
+from .root_cause import RankState
+from .service import Emit, Service
+from .stop_agreement import StopAgreement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +76,9 @@ _LINES_AT = {
     SERVE: (inf, inf),
 }
 _MOST_BETWEEN = 300.0
-_ENDED = "ended, or closed its context"
+GONE = "ended, or closed its context"
+# Seconds for ranks that wait in vain to be stopped, else they end with a traceback
+_STOPPING = 5.0
 _MOST = 1000  # keys at which ranks wait at the same time
 
 
@@ -123,16 +131,15 @@ _NO_FAILURE = _Failure(0, DistbootError("missing-rank", "", ""))
 class Keys:
     """All keys of a job."""
 
-    def __init__(self, membership: Membership, table: JoinTable, say: Callable[..., None]) -> None:
-        self.outbox: list[tuple[int, object]] = []  # what is to be sent to which rank
+    def __init__(self, membership: Membership, table: JoinTable) -> None:
+        # What is to be sent to which rank, or to all
+        self.outbox: list[tuple[int | None, object]] = []
+        self.effects: list[Say | Record] = []
         self.has_begun = False  # whether all ranks have once been ready
-        # The ranks that are not, when it is clear that they never will be
-        self.not_ready: list[int] | None = None
         # Since when the agents of ranks do not answer; others wait for them all the same
         self.unreachable: dict[int, float] = {}
         self._membership = membership
         self._table = table
-        self._say = say
         self._node_of = membership.node_of()
         self._waiting: dict[Key, _Waiting] = {}
         # By place: the last count at which the leader has left its block
@@ -149,7 +156,10 @@ class Keys:
         if not self._ready and self.has_begun:
             return []
         count = self._latest_count()
-        ready = {rank for rank, message in self._ready.items() if message.count == count}
+        ready = set()
+        for rank, message in self._ready.items():
+            if message.count == count:
+                ready.add(rank)
         return sorted(self._node_of.keys() - ready)
 
     def due(self) -> list[float]:
@@ -170,7 +180,7 @@ class Keys:
         else:
             self.leave(rank, has_ended=False)
 
-    def leave(self, rank: int, *, has_ended: bool = True, why: str = _ENDED) -> None:
+    def leave(self, rank: int, *, has_ended: bool = True, why: str = GONE) -> None:
         """A rank is gone; `why` reads well after "rank 3"."""
         self._gone.setdefault(rank, why)
         if has_ended:
@@ -191,7 +201,7 @@ class Keys:
             elif one.take_line(now):
                 left = max(one.ends.values()) - now
                 progress = self._progress(key, left)
-                self._say(progress, event="waiting")
+                self.effects.append(Say(progress, "waiting"))
 
     # Arriving
 
@@ -225,10 +235,12 @@ class Keys:
             error = self._texts.leader_failed(key, why)
             self._failed[key.place] = _Failure(key.count, error)
         one = self._waiting.pop(key, None)
+        timed_out: dict[int, float] = {}
         if one is not None:
             self._answer(one.ends, key)
-        if one is not None and one.timed_out:
-            error = self._texts.not_waited_for_leader(key, one.timed_out)
+            timed_out = one.timed_out
+        if timed_out:
+            error = self._texts.not_waited_for_leader(key, timed_out)
             self._fail([rank], error, key)
         else:
             self._send([rank], Release(key))
@@ -267,11 +279,11 @@ class Keys:
 
     def _complete(self, key: Key) -> None:
         """All ranks are at a key for all."""
-        answer: Release | Go = Release(key)
-        if key.name == READY:
-            answer = self._begin()
         ranks = self._waiting.pop(key).ends
-        self._send(ranks, answer)
+        if key.name == READY:
+            self.outbox.append((None, self._begin()))
+        else:
+            self._send(ranks, Release(key))
 
     def _time_out(self, key: Key, one: _Waiting, overdue: dict[int, float], now: float) -> None:
         limit = min(overdue.values())
@@ -360,7 +372,8 @@ class Keys:
 
     def _fail_to_begin(self, error: DistbootError, key: Key) -> None:
         """Answer all ranks, also those that are not ready yet: this process may end before."""
-        self.not_ready = self.unready
+        # It is clear that they never will be ready
+        self.effects.append(Record("not_ready", None, {"ranks": self.unready}))
         count = max(key.count, self._latest_count())
         key = replace(key, count=count)
         self._failed[key.place] = _Failure(count, error)
@@ -397,3 +410,65 @@ class Keys:
 
     def _leader(self, key: Key) -> int:
         return self._membership.leader(key.node)
+
+
+class _Refusal(NamedTuple):
+    """A failed key that a rank is told of later, as it may be stopped before."""
+
+    due: float
+    reply: Reply
+
+
+class KeyService(Service):
+    """barrier(), main_first(), init(): where ranks wait for each other."""
+
+    def __init__(self, facts: Facts, emit: Emit, keys: Keys, agreement: StopAgreement) -> None:
+        super().__init__(facts, emit)
+        self._keys = keys
+        self._agreement = agreement  # counts from zero once all ranks are ready
+        self._refusals: deque[_Refusal] = deque()
+        self.handlers = dict.fromkeys((Arrive, Ready, Leave), self._take)
+
+    def _take(self, member: RankState, message: Arrive | Ready | Leave, now: float) -> None:
+        self._keys.take(member.rank, message, now)
+
+    def left(self, member: RankState, why: str) -> None:
+        self._keys.leave(member.rank, why=why)
+
+    def settle(self, now: float) -> None:
+        """Answer after all services have heard of an event: it may explain why a key fails."""
+        for effect in self._keys.effects:
+            self._emit(effect)
+        self._keys.effects = []
+        replies = self._keys.outbox
+        self._keys.outbox = []
+        for rank, message in replies:
+            if rank is None:
+                assert isinstance(message, Go)
+                self._begin(message)
+            else:
+                self._refuse_or_reply(Reply(rank, message), now)
+
+    def tick(self, now: float) -> None:
+        self._keys.expire(now)
+        self.settle(now)
+        while self._refusals and now >= self._refusals[0].due:
+            refusal = self._refusals.popleft()
+            self._emit(refusal.reply)
+
+    def due(self) -> float:
+        refusals = map(attrgetter("due"), self._refusals)
+        return min([*self._keys.due(), *refusals], default=inf)
+
+    def _begin(self, go: Go) -> None:
+        """All ranks are ready: one message is for all of them."""
+        stops = self._agreement.begin()
+        self._emit(Send(replace(go, stops=stops), self._facts.members))
+        self._facts.is_starting = False
+
+    def _refuse_or_reply(self, reply: Reply, now: float) -> None:
+        is_pending = self._facts.detects and bool(self._facts.reports)
+        if is_pending and isinstance(reply.message, Failed):
+            self._refusals.append(_Refusal(now + _STOPPING, reply))
+        else:
+            self._emit(reply)

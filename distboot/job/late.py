@@ -24,24 +24,27 @@ a timeout (`fails`). For the latter the conclusion of the job waits: `explains` 
 answers are there; then the job ends for the ranks that did not arrive, not for the one that waited
 for them.
 
-All times are those of `time.monotonic`. The job is rank 0's agent. Once it has a root cause, late
-ranks are of no interest any more, and only questions of users are still answered.
+All times are those of `time.monotonic`. Once the job has a root cause, late ranks are of no
+interest any more, and only questions of users are still answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
+from ..rendezvous.messages import AskStacks, ShowStacks
+from .effects import Conclude, Record, Say, Send
 from .exit_status import ExitStatus, shown
-from .messages import Locate, Position, Stalled
-from .root_cause import from_late, from_late_failure
+from .facts import Facts
+from .messages import Exiting, Failing, Locate, Position, Stalled
+from .root_cause import RankState, from_late, from_late_failure
+from .service import Emit, Service
 from .stacks import Stacks, from_traceback, lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .shell import Shell
     from .wait import Wait
 
 # Seconds: agents look once a second, and scripts report every two seconds
@@ -58,8 +61,6 @@ _EARLY = 1.0  # seconds before it is due; ranks are looked at once a second
 # Why the job ends, by whether ranks are late; else all wait for each other
 _END_OF_HANG = {True: "{} held up the job", False: "the ranks have waited for {}"}
 _SILENT = "at an unknown place (its agent did not answer)"
-
-Reply = Callable[[Sequence[str]], object]
 
 
 class _Question:
@@ -106,12 +107,12 @@ class _Question:
         return self._answers | dict.fromkeys(self.awaited, silent)
 
 
-class LateWatch:
-    """Watches for late ranks on behalf of rank 0's agent."""
+class LateService(Service):
+    """Finds out for which ranks others wait, and where all are."""
 
-    def __init__(self, job: Shell) -> None:
+    def __init__(self, facts: Facts, emit: Emit) -> None:
+        super().__init__(facts, emit)
         self.wait: Wait | None = None  # as far as is known
-        self._job = job
         self._reported: Wait | None = None  # the last one, while the wait goes on
         self._notices = Notices()
         self._question = _Question()
@@ -120,52 +121,63 @@ class LateWatch:
         self._positions: dict[int, Position] = {}  # of all ranks, from the last answers
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._has_failed = False  # whether a rank has failed of a timeout
-        self._replies: list[Reply] = []  # for users that have asked
-        after = job.settings.stalls_after
+        self._askers: list[int] = []  # ranks whose agents users have asked
+        after = facts.settings.stalls_after
         # Seconds without movement that an agent reports, at the least, of a rank that has stalled
         self._least = after - min(_TOLERANCE, after / 2)
-        self._hang_after = job.settings.hang_after or inf
+        self._hang_after = facts.settings.hang_after or inf
         # Seconds between two questions to all
-        self._interval = max(1.0, len(job.members) / _ASKED_A_SECOND)
+        self._interval = max(1.0, len(facts.members) / _ASKED_A_SECOND)
+        self.handlers = {
+            Stalled: self._stalled,
+            Position: self._located,
+            AskStacks: self._asked,
+            Failing: self._failing,
+            Exiting: lambda member, _message, _now: self._leave(member.rank),
+        }
 
-    @property
     def due(self) -> float:
         return min(self._question.due, self._next, self._poll)
 
-    def take(self, rank: int, message: Stalled | Position, now: float) -> None:
-        """A rank has stalled, or its agent reports where it is."""
+    def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
+        self._leave(member.rank)
+
+    def _stalled(self, _member: RankState, _message: Stalled, now: float) -> None:
+        if self.wait is None:
+            earliest = max(now, self._question.asked_at + self._interval)
+            self._next = min(self._next, earliest)
+
+    def _located(self, member: RankState, message: Position, now: float) -> None:
         wait = self.wait
-        if isinstance(message, Stalled):
-            if wait is None:
-                earliest = max(now, self._question.asked_at + self._interval)
-                self._next = min(self._next, earliest)
-        elif message.number:
-            self._question.accept(rank, message)
-        elif wait is not None and rank == wait.witness:
+        if message.number:
+            self._question.accept(member.rank, message)
+        elif wait is not None and member.rank == wait.witness:
             if wait.is_over(message, now):
                 self._over()
             elif self._reported is not wait:
                 self._report(wait, now)
 
-    def show(self, reply: Reply, now: float) -> None:
-        """Call `reply` with lines that describe where all ranks are."""
-        self._replies.append(reply)
+    def _asked(self, member: RankState, _message: AskStacks, now: float) -> None:
+        """A user asks the agent of a rank where all ranks are."""
+        self._askers.append(member.rank)
         if self._question.is_open:
             self._next = now  # after the answers to another question
         else:
             self._ask_all(now, stacks=True)
 
-    def leave(self, rank: int) -> None:
+    def _leave(self, rank: int) -> None:
         """A rank ends, or its agent has disconnected."""
+        if self._facts.reports:  # why a rank fails may be for whom it has waited
+            return
         self._question.awaited.pop(rank, None)
         if self.wait is not None and rank in self.wait.late.witnesses:
             self._over()
 
-    def fails(self, end: ExitStatus, now: float) -> None:
+    def _failing(self, member: RankState, message: Failing, now: float) -> None:
         """A rank fails. If that is a timeout, find out for which ranks it has waited."""
-        if self._has_failed or self.wait is not None:
-            return
-        if end.has_waited:
+        is_first = member.failing is message.end and self._facts.is_detected(member)
+        is_known = self._has_failed or self.wait is not None
+        if is_first and message.end.has_waited and not is_known:
             self._has_failed = True
             self._least = _UP_TO_DATE
             self._ask_all(now, stacks=False)
@@ -185,23 +197,23 @@ class LateWatch:
             return None
         if wait is None or not wait.late.ranks:
             return False
-        job = self._job
-        text = wait.describe("{} held up the job", job.members, now)
-        delay = job.delay(rank)
+        members = self._facts.members
+        text = wait.describe("{} held up the job", members, now)
+        delay = self._facts.delay_after_timeout(members[rank])
         cause = from_late_failure(wait.late.ranks, text, rank, end, delay)
-        job.end_job(cause, cause.headline, now)
+        self._emit(Conclude(cause, cause.headline))
         return True
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         question = self._question
-        if self._job.root_cause is not None:
+        if self._facts.cause is not None:
             question.awaited.clear()
             self._next = inf
             self._poll = inf
         if now >= question.due:
             self._take_answers(now)
         if now >= self._next and not question.is_open:
-            needs_stacks = any((self.wait, self._replies))
+            needs_stacks = any((self.wait, self._askers))
             self._ask_all(now, stacks=needs_stacks)
         if now >= self._poll:
             self._ask_witness(now)
@@ -211,7 +223,7 @@ class LateWatch:
         if self._reported is None:
             return ""
         assert self.wait is not None
-        return self.wait.held_up(self._job.members, now)
+        return self.wait.held_up(self._facts.members, now)
 
     # Questions
 
@@ -223,12 +235,12 @@ class LateWatch:
         known: Mapping[int, Position] = {},  # of ranks that may have ended since they answered
     ) -> None:
         self._next = inf
-        members = self._job.members
+        members = self._facts.members
         running = [rank for rank, member in members.items() if member.can_be_located]
         question = self._question
         question.start(now, running, stacks=stacks, known=known)
         # Some answer at once
-        self._job.ask_ranks(question.message, frozenset(question.awaited))
+        self._emit(Send(question.message, frozenset(question.awaited)))
 
     def _take_answers(self, now: float) -> None:
         question = self._question
@@ -240,16 +252,17 @@ class LateWatch:
                 self._ask_all(now, stacks=True, known=self._positions)
             return
         self._use_stacks_of_exceptions()
-        while self._replies:
-            reply = self._replies.pop(0)
-            reply(self._stack_lines())
-        if self._job.root_cause is None:
+        while self._askers:
+            asker = self._askers.pop(0)
+            shown_lines = tuple(self._stack_lines())
+            self._emit(Send(ShowStacks(shown_lines), (asker,)))
+        if self._facts.cause is None:
             self._judge(now)
 
     def _use_stacks_of_exceptions(self) -> None:
         """Where an exception ends a rank, its position is where that was raised."""
         for rank, position in self._positions.items():
-            failing = self._job.members[rank].failing
+            failing = self._facts.members[rank].failing
             if failing is None:
                 continue
             stacks = from_traceback(failing.traceback)
@@ -260,7 +273,8 @@ class LateWatch:
         wait = self.wait
         assert wait is not None
         self._poll = now + _POLLING[wait.is_busy]
-        self._job.ask_ranks(Locate(0, stacks=wait.is_busy), [wait.witness])
+        question = Locate(0, stacks=wait.is_busy)
+        self._emit(Send(question, (wait.witness,)))
 
     # Judgment
 
@@ -299,12 +313,12 @@ class LateWatch:
         self._poll = inf
         self._before = {}
         # Once the job ends for it, nothing continues
-        if reported is not None and self._job.root_cause is None:
+        if reported is not None and self._facts.cause is None:
             late = reported.late
             first = [*late.ranks, 0][0]
             text = reported.describe_end()
-            self._job.log.add("late_over", first)
-            self._job.say(text, event="late_over", ranks=late.ranks)
+            self._emit(Record("late_over", first, {}))
+            self._emit(Say(text, "late_over", {"ranks": late.ranks}))
 
     # Reports
 
@@ -318,21 +332,19 @@ class LateWatch:
             text = self._log(wait, now)
             stacks = "\n".join(self._stack_lines())
             text += shown(stacks)
-            self._job.say(text, event="late", ranks=wait.late.ranks)
+            self._emit(Say(text, "late", {"ranks": wait.late.ranks}))
 
     def _log(self, wait: Wait, now: float) -> str:
         late = wait.late
-        text = wait.describe("waiting for {}", self._job.members, now)
+        text = wait.describe("waiting for {}", self._facts.members, now)
         first = [*late.ranks, *late.waiting][0]
-        stacks = self._stack_lines()
-        self._job.log.add(
-            "late",
-            first,
-            ranks=late.ranks,
-            waiting=late.waiting,
-            text=text,
-            stacks=stacks,
-        )
+        details = {
+            "ranks": late.ranks,
+            "waiting": late.waiting,
+            "text": text,
+            "stacks": self._stack_lines(),
+        }
+        self._emit(Record("late", first, details))
         return text
 
     def _end_for_hang(self, wait: Wait, now: float) -> None:
@@ -342,9 +354,9 @@ class LateWatch:
         late = wait.late
         ranks = late.ranks or late.waiting
         begin = _END_OF_HANG[bool(late.ranks)]
-        text = wait.describe(begin, self._job.members, now)
+        text = wait.describe(begin, self._facts.members, now)
         cause = from_late(ranks, text, stacks)
-        self._job.end_job(cause, text, now)
+        self._emit(Conclude(cause, text))
 
     def _stack_lines(self) -> list[str]:
         stacks = {rank: position.stacks for rank, position in self._positions.items()}

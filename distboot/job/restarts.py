@@ -17,6 +17,7 @@ from math import inf
 from ..base.errors import CODES
 from ..base.process import signal_of_code
 from ..base.settings import RestartSettings
+from ..base.table import first_that_holds
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
@@ -62,17 +63,14 @@ class RestartPolicy:
         second = f"it is the second failure {place} within {ago:.0f} s"
         code, what = _exit_code_of(end)
         is_stopped = is_asked or not cause.is_failure
-        reasons = (
+        return first_that_holds(
             (is_stopped, "the job was asked to stop"),
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),
             (round >= most, f"--max-restarts {most} allows no more"),
+            (True, ""),
         )
-        for holds, reason in reasons:
-            if holds:
-                return reason
-        return ""
 
 
 def _exit_code_of(end: ExitStatus) -> tuple[int, str]:

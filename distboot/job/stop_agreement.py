@@ -23,7 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+from ..base.process import TERM, signal_name
+from ..base.text import escape_control, ranks_said
+from ..rendezvous.messages import RequestStop
 from ..script.stop_page import LARGEST
+from .effects import Record, Say, Send
+from .facts import Facts
+from .messages import CountReads, Reads, StopAt, Terminating
+from .root_cause import RankState
+from .service import Emit, Service
 
 
 class StopAgreement:
@@ -92,10 +100,67 @@ class StopAgreement:
 
     def decide(self, now: float) -> bool:
         """Pick the read if it is time; return whether this call has picked it."""
-        is_open = self.is_asked and self.read is None
-        is_complete = not self._awaited or now >= self._end
-        if not is_open or not is_complete:
+        if self.due == inf:
+            return False
+        if self._awaited and now < self._end:
             return False
         self.read = min(self._most + 1, LARGEST)
         self.missing = sorted(self._awaited)
         return True
+
+
+class StopService(Service):
+    """Asks all agents how far their scripts are, and tells all where to stop."""
+
+    def __init__(self, facts: Facts, emit: Emit, agreement: StopAgreement) -> None:
+        super().__init__(facts, emit)
+        self._agreement = agreement
+        self._why = ""
+        self.handlers = {
+            RequestStop: self._requested,
+            Reads: self._counted,
+            Terminating: self._terminating,
+        }
+
+    def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
+        self._agreement.leave(member.rank)
+
+    def tick(self, now: float) -> None:
+        """A script that was told to stop may end in any way: so the root cause is decided before."""
+        is_undecided = self._facts.cause is None and bool(self._facts.reports)
+        if not is_undecided and self._agreement.decide(now):
+            self._tell()
+
+    def due(self) -> float:
+        return self._agreement.due
+
+    def _counted(self, member: RankState, message: Reads, _now: float) -> None:
+        self._agreement.count(member.rank, message.count)
+
+    def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
+        if message.signal == TERM:
+            request = RequestStop(signal_name(message.signal))
+            self._requested(member, request, now)
+
+    def _requested(self, member: RankState, message: RequestStop, now: float) -> None:
+        if not self._agreement.ask(now, lasts=message.lasts):
+            return
+        why = escape_control(message.why)
+        self._why = f"rank {member.rank} was asked to stop ({why})"
+        self._emit(Record("stop_requested", member.rank, {"text": why}))
+        self._emit(Send(CountReads(), self._facts.members))
+
+    def _tell(self) -> None:
+        read = self._agreement.read
+        assert read is not None
+        missing = self._agreement.missing
+        self._emit(Send(StopAt(read), self._facts.members))
+        self._emit(Record("stop_agreed", None, {"read": read, "missing": missing}))
+        cause = self._facts.cause
+        is_said = cause is not None and cause.is_failure  # why all stop
+        if is_said or not self._agreement.is_read:
+            return
+        text = f"{self._why}: all ranks stop at read {read} of ctx.preempted"
+        if missing:
+            text += f"; without {ranks_said(missing)}, which did not say how far it is"
+        self._emit(Say(text))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from hypothesis import strategies as st
-from job_rows import Event, JobOfRank0, Lose, Take, Wait
+from job_rows import Event, JobOfRank0, Lose, PureJob, Take, Wait
 from supervised import raised
 
 from distboot.job.exit_status import ExitStatus
@@ -35,8 +35,8 @@ ONE = st.tuples(st.sampled_from(KINDS), st.sampled_from(RANKS), st.integers(0, 4
 class Schedule:
     """Random events that ranks can bring about: none after its end, one key at a time."""
 
-    def __init__(self) -> None:
-        self.job = JobOfRank0()
+    def __init__(self, job: PureJob | JobOfRank0) -> None:
+        self.job = job
         self.effects: list[str] = []
         self.gone: set[int] = set()
         self.failing: set[int] = set()

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,14 +14,16 @@ from supervised import Job, Start, raised, until
 
 from distboot.base.settings import SupervisionSettings
 from distboot.host import free_port
+from distboot.job.effects import Conclude, Effect, Request, Say, Send
 from distboot.job.exit_status import ExitStatus
+from distboot.job.facts import Facts
 from distboot.job.find_late import Late, find_late, may_be_late
-from distboot.job.late import LateWatch
-from distboot.job.messages import Locate, Position, Stalled
+from distboot.job.late import LateService
+from distboot.job.messages import Failing, Locate, Position, Stalled
 from distboot.job.root_cause import RankState, RootCause
 from distboot.job.stacks import Stacks, frame
 from distboot.job.wait import Wait
-from distboot.rendezvous.events import EventLog
+from distboot.rendezvous.messages import AskStacks, ShowStacks
 from distboot.script.progress import Movement
 from distboot.tools import stacks
 
@@ -214,39 +216,45 @@ def test_rank_moves_with_a_number_or_by_working() -> None:
 
 
 class Job0:
-    """Stands in for rank 0's side of failure detection, with ranks that are where a test says."""
+    """Rank 0's job, of which only one service is there, with ranks that are where a test says."""
 
     def __init__(self, positions: list[Position]) -> None:
         self.members = {
             rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))
         }
-        self.settings = SupervisionSettings(30.0, late_after=AFTER)
-        self.log = EventLog()
-        self.root_cause: RootCause | None = None
+        settings = SupervisionSettings(30.0, late_after=AFTER)
         self.said: list[str] = []
-        self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
+        self.shown: list[Sequence[str]] = []
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self)
         self.positions = positions
         self.silent = set[int]()
+        self.watch = LateService(Facts(self.members, settings, is_held=False), self.happens)
+
+    def happens(self, effect: Effect | Request) -> None:
+        if isinstance(effect, Say):
+            self.said.append(effect.text)
+        elif isinstance(effect, Conclude):
+            self.blamed.append(effect.cause)
+        elif isinstance(effect, Send) and isinstance(effect.message, Locate):
+            self.locate(effect.message, set(effect.ranks or ()) - self.silent)
+        elif isinstance(effect, Send) and isinstance(effect.message, ShowStacks):
+            self.shown.append(effect.message.lines)
+
+    def locate(self, question: Locate, ranks: Collection[int]) -> None:
+        for rank in ranks:
+            stacks = self.positions[rank].stacks if question.stacks else None
+            self.take(
+                rank, replace(self.positions[rank], number=question.number, stacks=stacks), 100.0
+            )
+
+    def take(self, rank: int, message: object, now: float) -> None:
+        self.watch.handlers[type(message)](self.members[rank], message, now)
 
     def stall(self, *looks: float) -> None:
         """Rank 0 says that it has stalled; the times are those at which the loop turns from then on."""
-        self.watch.take(0, Stalled(), 98.0)
+        self.take(0, Stalled(), 98.0)
         for now in looks:
-            self.watch.turn(now)
-
-    def delay(self, _rank: int) -> float:
-        return 3.0
-
-    def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
-        self.blamed.append(cause)
-
-    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None:
-        for rank in set(ranks) - self.silent:
-            stacks = self.positions[rank].stacks if question.stacks else None
-            answer = replace(self.positions[rank], number=question.number, stacks=stacks)
-            self.watch.take(rank, answer, 100.0)
+            self.watch.tick(now)
 
 
 def test_agent_without_an_answer_has_the_late_rank() -> None:
@@ -266,9 +274,9 @@ def test_ended_rank_is_named_where_others_wait() -> None:
     job.members[1].end = ExitStatus(code=0)
     job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
     assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
-    job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
+    job.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
     assert job.said[1] == "the ranks continue"
-    job.watch.turn(500.0)
+    job.watch.tick(500.0)
     assert len(job.said) == 2
 
 
@@ -278,9 +286,9 @@ def test_rank_that_has_ended_is_not_late() -> None:
     assert job.watch.wait is not None
     assert job.watch.wait.late == Late([1], [0, 2], "0")
     job.members[1].end = ExitStatus(code=0)
-    job.watch.leave(1)
+    job.watch.left(job.members[1], "ended")
     for now in (500.0, 500.0):
-        job.watch.turn(now)
+        job.watch.tick(now)
     assert job.watch.wait.late == Late([], [0, 2])
 
 
@@ -288,22 +296,21 @@ def test_question_of_a_user_keeps_pending_reports() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
     job.silent = {1}
-    shown: list[Sequence[str]] = []
-    job.watch.show(shown.append, 98.5)
-    job.watch.turn(99.5)
+    job.take(0, AskStacks(), 98.5)
+    job.watch.tick(99.5)
     assert "waiting for rank 1 (node-0) for " in job.said[0]
-    job.watch.turn(107.0)
-    assert len(shown) == 1
+    job.watch.tick(107.0)
+    assert len(job.shown) == 1
 
 
 def test_ranks_that_just_moved_are_not_reported() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0)
     job.positions = [at(9, LOADS, 0.0)] * 3
-    job.watch.turn(98.0)
-    job.watch.turn(99.5)
+    job.watch.tick(98.0)
+    job.watch.tick(99.5)
     assert job.said == []
-    assert job.watch.due > 500.0
+    assert job.watch.due() > 500.0
 
 
 TIMED_OUT = raised(
@@ -333,9 +340,10 @@ def test_first_failure_is_the_rank_not_arriving(
     if is_told_before:
         job.stall(98.0, 98.5, 99.0, 100.0, 101.0)
         assert "waiting for rank 1 " in job.said[0]
-    job.watch.fails(end, 102.0)
-    job.watch.turn(102.0)
-    job.watch.turn(102.0)
+    job.members[0].failing = end
+    job.take(0, Failing(end), 102.0)
+    job.watch.tick(102.0)
+    job.watch.tick(102.0)
     assert job.watch.explains(0, end, 102.0) == (blamed is not None)
     assert [list(cause.ranks) for cause in job.blamed] == ([blamed] if blamed else [])
 

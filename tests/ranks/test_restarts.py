@@ -355,7 +355,7 @@ def test_second_failure_at_one_place_is_a_bug(
     for round_, end in enumerate((first, second)):
         restarts.begin(round_, 5)
         cause, said = restarts.decided(
-            from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False
+            from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, pids=[], is_asked=False
         )
     assert cause.restarts is goes_on
     assert (said is None) is goes_on

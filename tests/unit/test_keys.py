@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from rendezvous_peers import record
 
+from distboot.job.effects import Say
 from distboot.job.keys import Keys
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
@@ -29,21 +30,27 @@ class Job:
     """Four ranks on two nodes."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
         register = JoinTable(4)
         for rank in range(4):
             register.add(record(rank, 4, "ab"[rank // 2]))
         self.keys = Keys(
             Membership(("a", "b"), ((0, 1), (2, 3))),
             register,
-            lambda text, **_: self.said.append(text),
         )
+
+    @property
+    def said(self) -> list[str]:
+        return [one.text for one in self.keys.effects if isinstance(one, Say)]
 
     def sent(self) -> dict[int, Any]:
         """What was sent since, by rank; a rank gets one answer at a time."""
-        replies, self.keys.outbox = self.keys.outbox, []
-        assert len({rank for rank, _ in replies}) == len(replies)
-        return dict(replies)
+        found: dict[int, Any] = {}
+        for rank, message in self.keys.outbox:
+            ranks = range(4) if rank is None else [rank]
+            assert found.keys().isdisjoint(ranks)
+            found |= dict.fromkeys(ranks, message)
+        self.keys.outbox = []
+        return found
 
     def arrive(
         self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any

@@ -59,7 +59,7 @@ class Job:
         self.peers: list[socket.socket] = []
         ours, self.channel = self.connect("first")
         self.line = HeartbeatConnection(ours, self.as_rank_0("first"))
-        keys = Keys(MEMBERSHIP, JoinTable(2), self.say)
+        keys = Keys(MEMBERSHIP, JoinTable(2))
         keys.has_begun = True
         self.log = EventLog()
         self.side = FailureCoordinator(
@@ -326,7 +326,7 @@ def test_connection_that_is_reset_is_replaced(rank0: StartRank0, secret: str) ->
     other = Rank(first.port, record(1, 2), secret=secret, ready=Ready())
     other.ended.clear()
     until(lambda: other.offers is not None and first.agent is not None and first.is_ready())
-    until(lambda: other.agent is not None and not other.agent.role.is_starting)
+    until(lambda: other.agent is not None and not other.agent.role.facts.is_starting)
     assert other.agent is not None
     assert first.agent is not None
     (line,) = other.agent.role.peers

@@ -107,7 +107,7 @@ def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
         )
 
 
-def test_silent_peer_is_left_alone_until_it_can_be_lost(silence: Callable[[float], None]) -> None:
+def test_silent_peer_rests_until_it_can_be_lost(silence: Callable[[float], None]) -> None:
     with connected() as (line, _):
         now = line.heard
         silence(3.0)
@@ -118,7 +118,7 @@ def test_silent_peer_is_left_alone_until_it_can_be_lost(silence: Callable[[float
         assert line.is_suspect
 
 
-def test_peer_that_has_to_confirm_is_asked_each_second(silence: Callable[[float], None]) -> None:
+def test_peer_that_has_to_confirm_is_asked_often(silence: Callable[[float], None]) -> None:
     with connected() as (line, _):
         silence(3.0)
         line.fault(line.heard)

@@ -58,7 +58,7 @@ class Job:
             )
             return
         self.log = EventLog()
-        keys = Keys(MEMBERSHIP, JoinTable(4), self.say)
+        keys = Keys(MEMBERSHIP, JoinTable(4))
         keys.has_begun = True
         self.side = FailureCoordinator(
             ranks_of(MEMBERSHIP),

@@ -1,0 +1,86 @@
+"""What an agent knows of its job, for all services to read.
+
+Each fact has one writer: `Job` writes what follows from messages and from its conclusion, the agent
+what it knows by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..base.settings import SupervisionSettings
+from ..base.table import first_that_holds
+from .exit_status import ExitStatus
+from .root_cause import RankState, RootCause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .first_failure import FailureReport
+
+_LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
+_STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
+_AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
+
+
+class RestartDecision(Protocol):
+    """Decides whether another round follows; see `agent/restarts`."""
+
+    def decided(
+        self,
+        cause: RootCause,
+        end: ExitStatus | None,
+        now: float,
+        *,
+        pids: list[int],
+        is_asked: bool,
+        is_orphaned: bool,
+    ) -> tuple[RootCause, str | None]: ...
+
+
+@dataclass
+class Facts:
+    """Times are those of `time.monotonic`."""
+
+    members: dict[int, RankState]  # by rank
+    settings: SupervisionSettings
+    is_held: bool  # whether the exit of our ranks waits for this agent, as in the wrapper
+    # Whether the ranks are still starting; until then a failure is one of the start
+    is_starting: bool = False
+    is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
+    is_served: bool = False  # whether the other ranks only serve rank 0, and end with it
+    was_stopped: bool = False  # whether a signal asks one of our own ranks to stop
+    restarts: RestartDecision | None = None  # on rank 0, where another round may follow
+    cause: RootCause | None = None  # why the job ends, once that is known
+    # On rank 0: what may be the cause, in the order of arrival
+    reports: list[FailureReport] = field(default_factory=list)
+
+    @property
+    def detects(self) -> bool:
+        """Whether all ranks are told of a failure, now."""
+        if self.is_starting:
+            return False
+        return self.settings.detects
+
+    def is_detected(self, member: RankState) -> bool:
+        """Whether all ranks are told of the failure of this one."""
+        return self.detects and member.is_watched
+
+    def delay(self, member: RankState) -> float:
+        """Seconds for which the others wait before they stop: their launcher has to see first who failed."""
+        agents_cause = ""
+        if member.failing is not None:
+            agents_cause = member.failing.cause
+        return first_that_holds(
+            (self.is_held, 0.0),
+            (agents_cause != "", 0.0),  # it does not end by itself
+            (member.is_reaped, _LAUNCHER_LOOKS),
+            (True, _STILL_ENDING),
+        )
+
+    def delay_after_timeout(self, member: RankState) -> float:
+        """The same, where a rank fails of a timeout: it first ends the group that did not answer."""
+        seconds = self.delay(member)
+        if seconds < _STILL_ENDING:
+            return seconds
+        return _AFTER_A_TIMEOUT

@@ -1,0 +1,134 @@
+"""Failures as a service of the job: it collects what may be the root cause, and decides which it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from .effects import Amend, Conclude, QuestionPeers, Record
+from .exit_status import ExitStatus
+from .facts import Facts
+from .first_failure import GATHERING, FailureReport, RootCauseAnalysis
+from .late import LateService
+from .messages import Exited, Failing, Reaped, Terminating
+from .root_cause import RankState
+from .service import Emit, Service
+
+
+class FailureService(Service):
+    """Which failure was first."""
+
+    def __init__(self, facts: Facts, emit: Emit, late: LateService, *, is_by_node: bool) -> None:
+        super().__init__(facts, emit)
+        self._late = late
+        self._analysis = RootCauseAnalysis(
+            list(facts.members.values()),
+            is_by_node=is_by_node,
+            reports=facts.reports,
+        )
+        self.handlers = {
+            Failing: self._failing,
+            Terminating: self._terminating,
+            Exited: self._exited,
+            Reaped: self._tell_again,
+        }
+
+    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+        """The agent of a rank is gone."""
+        self._emit(Record("unreachable", member.rank, {"text": why}))
+        self._analysis.lost(
+            member,
+            why,
+            now,
+            gathering=gathering,
+        )
+
+    def postpone(self, member: RankState, due: float) -> None:
+        """A rank that was lost may be about to return."""
+        self._analysis.postpone(member, due)
+
+    def returned(self, member: RankState) -> None:
+        """A rank that was lost has returned."""
+        self._analysis.returned(member)
+        self._emit(Record("reachable", member.rank, {}))
+
+    def tick(self, now: float) -> None:
+        if self._facts.cause is not None:
+            return
+        report = self._analysis.conclude(now)
+        if report is None:
+            return
+        is_explained: bool | None = False
+        if report.end is not None:
+            is_explained = self._late.explains(report.member.rank, report.end, now)
+        if is_explained is False:
+            self._conclude(report, now)
+
+    def due(self) -> float:
+        if self._facts.cause is not None:
+            return inf
+        ends = [report.due for report in self._facts.reports]
+        return min(ends, default=inf)
+
+    def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
+        if member.is_local:  # another agent has done this itself
+            if not self._facts.detects:
+                return
+            self._question_peers()
+        self._analysis.terminating(
+            member,
+            message.signal,
+            now,
+            of_wrapper=message.of_wrapper,
+        )
+
+    def _question_peers(self) -> None:
+        """A signal has arrived here: ask the hosts that are silent, once."""
+        if not self._facts.was_stopped:
+            self._facts.was_stopped = True
+            self._emit(QuestionPeers())
+
+    def _failing(self, member: RankState, message: Failing, now: float) -> None:
+        is_first = member.failing is message.end  # of this rank
+        if is_first and self._facts.is_detected(member):
+            self._analysis.failed(member, message.end, now)
+
+    def _exited(self, member: RankState, message: Exited, now: float) -> None:
+        self._tell_again(member, message, now)
+        end = member.end
+        assert end is not None
+        if not self._facts.is_detected(member):
+            return
+        if end.terminated_by is not None and not end.stopped_by_us:
+            self._analysis.terminating(member, end.terminated_by, now)
+        elif end.is_failure and member.failing is None:
+            self._analysis.failed(member, end, now)
+
+    def _tell_again(self, member: RankState, _message: Exited | Reaped, _now: float) -> None:
+        """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""
+        cause = self._facts.cause
+        if cause is None or not cause.is_first(member.rank):
+            return
+        again = replace(cause, delay=self._facts.delay(member))
+        if member.end is not None and member.end.is_failure:
+            again = replace(again, exit_code=member.end.code_of_job)
+        self._emit(Amend(again))
+
+    def _conclude(self, report: FailureReport, now: float) -> None:
+        cause = self._analysis.explain(
+            report,
+            self._facts.delay(report.member),
+            self._late.held_up(now),
+        )
+        first = self._facts.members[cause.ranks[0]]
+        end: ExitStatus | None = first.end or first.failing
+        traceback = ""
+        if end is not None:
+            traceback = end.traceback
+        conclusion = Conclude(
+            cause,
+            cause.headline,
+            kind=report.kind,
+            traceback=traceback,
+        )
+        self._emit(conclusion)
