@@ -66,10 +66,9 @@ class FailureCoordinator(RankConnections):
     # Events
 
     def take(self, rank: int, message: object, now: float) -> None:
-        effects = self.job.take(rank, message, now)
         if isinstance(message, messages.Exited):
             self._ended_at = now
-        self._apply(effects, now)
+        self._hear(rank, message, now)
 
     def ask_stacks(
         self,
@@ -95,14 +94,30 @@ class FailureCoordinator(RankConnections):
         now: float,
     ) -> None:
         if isinstance(message, Detach):
+            for each in self.peers[connection]:
+                self._note(each.rank, message)
             self._forget(connection)
             connection.close()
             return
         member = self.members.get(rank)
         if member is None or member.connection is not connection:
             raise ProtocolError(f"speaks for rank {rank}, which is not its own")
+        self._hear(rank, message, now)
+
+    def _hear(self, rank: int, message: object, now: float) -> None:
+        self._note(rank, message)
         effects = self.job.take(rank, message, now)
         self._apply(effects, now)
+
+    def _note(self, rank: int, message: object) -> None:
+        """For the journal, if there is one."""
+        if self.settings.report is None:
+            return
+        from ..job import journal  # here, as most jobs have none
+
+        details = journal.heard(message)
+        if details is not None:
+            self.log.note(journal.HEARD, rank, **details)
 
     # Effects
 
@@ -206,13 +221,13 @@ class FailureCoordinator(RankConnections):
         from ..report.content import Doubts, job_report, summary_line
         from ..report.files import try_to_write
 
+        exit_code = self._exit_code_of_job()
+        self.log.note("ended", exit_code=exit_code)
         doubts = Doubts(self.settings.apart, self.settings.unused)
         known = (self.log, self.membership, doubts, time.time())
         earlier = []
         if self.restarts is not None:
             earlier = self.restarts.rounds
-        exit_code = self._exit_code_of_job()
-        self.log.note("ended", exit_code=exit_code)
         if self.root_cause is None or not self.root_cause.restarts:
             line = summary_line(
                 *known,

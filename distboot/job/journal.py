@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..rendezvous.events import Event, Kind
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Members
+from ..rendezvous.messages import Detach, Members, RequestStop
 from ..rendezvous.protocol import (
     decode,
     encode,
@@ -30,13 +30,28 @@ from ..rendezvous.protocol import (
     time_or_duration,
     valid,
 )
+from .messages import Exited, Exiting, Failing, Reads, Reaped, Register, Terminating
 
 SUFFIX = ".jsonl"
 _agents = integer(1, 1 << 20)
 FIRST: Kind = "rendezvous_started"
+HEARD: Kind = "heard"
+# Messages from which the end of a job may follow, so that it can be found again from a journal
+DECISIVE = (
+    Register,
+    Failing,
+    Exiting,
+    Terminating,
+    Exited,
+    Reaped,
+    RequestStop,
+    Reads,
+    Detach,
+)
 # Events that only a journal has, with their details
 BESIDES: dict[Kind, str] = {
     "met": "members, as all ranks get them; agents; separate_jobs, unused: doubts about the end",
+    "heard": "message: of a rank, as its agent has sent it; the end of the job may follow from it",
     "start_failed": "text, code, hint; is_stop: whether a signal has stopped the start",
     "started": "failure detection is off: the rest is not known",
     "ended": "exit_code: of the job; null: no failure and no signal has ended it",
@@ -48,12 +63,13 @@ class Round(NamedTuple):
     """One round of a job, as far as its journal goes."""
 
     events: list[Event]  # without those of `BESIDES`
-    besides: dict[Kind, Event]
+    besides: dict[Kind, Event]  # without those that are in `heard`
+    heard: list[Event]
 
     @property
     def last(self) -> float:
         """The time of the last event, in seconds since the epoch."""
-        return max(one.time for one in (*self.events, *self.besides.values()))
+        return max(one.time for one in (*self.events, *self.besides.values(), *self.heard))
 
     @property
     def membership(self) -> Membership | None:
@@ -113,6 +129,19 @@ def met(membership: Membership, **doubts: str) -> dict[str, Any]:
     }
 
 
+def heard(message: object) -> dict[str, Any] | None:
+    """The details of the event `heard`; None: nothing follows from this message."""
+    if not isinstance(message, DECISIVE):
+        return None
+    return {"message": json.loads(encode(message))}
+
+
+def message_of(event: Event) -> object:
+    """The message of an event `heard`; `ProtocolError`: it is damaged."""
+    content = json.dumps(event.details.get("message"))
+    return decode(content.encode(), *DECISIVE)
+
+
 def read(lines: Iterable[str]) -> Journal:
     """The rounds of a job; a line that is damaged is left out and counted."""
     rounds: list[Round] = []
@@ -131,9 +160,11 @@ def read(lines: Iterable[str]) -> Journal:
             found.details,
         )
         if event.event == FIRST:
-            rounds.append(Round([], {}))
+            rounds.append(Round([], {}, []))
         if not rounds:
             unreadable += 1
+        elif event.event == HEARD:
+            rounds[-1].heard.append(event)
         elif event.event in BESIDES:
             rounds[-1].besides[event.event] = event
         else:

@@ -36,6 +36,7 @@ Kind = Literal[
     "root_cause",  # kind, ranks, text, location, traceback
     # In the journal alone, see `job/journal`
     "met",
+    "heard",
     "start_failed",
     "started",
     "ended",
@@ -69,8 +70,7 @@ class EventLog(list[Event]):
         return cls(events)
 
     def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
-        self._counts[rank, event] += 1
-        if self._counts[rank, event] > _MOST_OF_A_KIND:
+        if self._is_too_often(event, rank):
             return
         one = Event(
             time.time(),
@@ -87,9 +87,14 @@ class EventLog(list[Event]):
             record(one)
         self._record = record
 
-    def note(self, event: Kind, **details: Any) -> None:
+    def note(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
         """Record an event that is not one of this list."""
-        self._record(Event(time.time(), None, event, details))
+        if not self._is_too_often(event, rank):
+            self._record(Event(time.time(), rank, event, details))
+
+    def _is_too_often(self, event: Kind, rank: int | None) -> bool:
+        self._counts[rank, event] += 1
+        return self._counts[rank, event] > _MOST_OF_A_KIND
 
 
 class ClockOffset(NamedTuple):

@@ -87,7 +87,7 @@ def _keys(*, has_begun: bool) -> Keys:
     return keys
 
 
-class _Connected:
+class Connected:
     """Stands in for the connection to an agent, which answers."""
 
     is_silent = False
@@ -101,7 +101,7 @@ class PureJob:
         self._members = {member.rank: member for member in ranks_of(MEMBERSHIP)}
         for member in self._members.values():
             member.is_local = member.rank == 0
-            member.connection = None if member.is_local else _Connected()
+            member.connection = None if member.is_local else Connected()
         facts = Facts(self._members, SETTINGS, is_held=False, is_starting=not has_begun)
         self.job = Job(facts, _keys(has_begun=has_begun))
         self._returning: dict[int, float] = {}  # rank -> until when its agent may return
