@@ -48,7 +48,6 @@ class JoinTable:
         self._earlier = earlier
         self._departed: dict[int, WorkerInfo] = {}  # ranks that had joined and disconnected
         self._devices: dict[str, WorkerInfo] = {}
-        self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
     def add(self, record: WorkerInfo) -> None:
         """Enter one rank; `DistbootError`: waiting cannot fix what is wrong with it."""
@@ -63,9 +62,7 @@ class JoinTable:
             whose = f"{self.unit} {rank} on {short_repr(record.host)}"
             raise as_error(record.problem, whose)
         self.claim_device(record, record.device)
-        # One copy of equal facts: there may be 10,000 ranks.
-        facts = self._facts.setdefault(record.facts, record.facts)
-        self.records[rank] = replace(record, facts=facts)
+        self.records[rank] = record
 
     def _refuse_mix_of_agents(self, record: WorkerInfo) -> None:
         is_of_node = record.ranks > 0

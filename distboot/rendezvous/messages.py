@@ -23,6 +23,7 @@ from .protocol import (
     of,
     optional,
     several,
+    shared,
     text,
     time_or_duration,
     valid,
@@ -54,7 +55,7 @@ heartbeat_timeout = valid(
     lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout"
 )
 _problem = several(line, 3, least=3, what="error")
-_facts = several(several(line, 2, least=2, what="list of names and values"), 100)
+_facts = shared(several(several(line, 2, least=2, what="list of names and values"), 100))
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
 _key_name = valid(lambda value: value in _KEY_NAMES, "name of a key")

@@ -134,6 +134,14 @@ def test_messages_survive_the_wire() -> None:
         assert decode(encode(message), type(message)) == message
 
 
+def test_equal_facts_of_ranks_are_one_object() -> None:
+    facts = [(("torch", f"2.{number}"),) for number in (13, 14, 13)]
+    records = [record(rank, 3, facts=each) for rank, each in enumerate(facts)]
+    first, other, third = (decode(encode(each), WorkerInfo).facts for each in records)
+    assert (first, other) == (facts[0], facts[1])
+    assert third is first
+
+
 def test_field_of_a_field_is_named() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(encode(Exited(ExitStatus(code="7"))), Exited)  # type: ignore[arg-type]
