@@ -54,8 +54,8 @@ class JoinTable:
         rank = record.rank
         self._refuse_mix_of_agents(record)
         self._refuse_different_size(record)
-        first = self.records.get(rank)
-        if first is not None and first.process != record.process:
+        first = self.records.get(rank, record)
+        if first.process != record.process:
             text = f"two processes are {self.unit} {rank}: {_describe_two(first, record)}"
             raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE)
         if record.problem is not None:

@@ -38,7 +38,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 VERSION = 2
@@ -170,15 +170,12 @@ def several(
 
 def shared(check: Check) -> Check:
     """Accept what `check` does; equal values are one object, as those of 10,000 ranks often are."""
-    known: dict[Any, Any] = {}
 
-    def check_shared(value: Any) -> Any:
-        checked = check(value)
-        if len(known) >= _MOST_SHARED:
-            known.clear()
-        return known.setdefault(checked, checked)
+    @lru_cache(_MOST_SHARED)
+    def first_of_equal(value: Any) -> Any:
+        return value
 
-    return check_shared
+    return both(check, first_of_equal)
 
 
 def table(most: int, check: Check) -> Check:
