@@ -39,6 +39,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 VERSION = 2
@@ -277,7 +278,7 @@ def _kind_of(content: Any, kinds: tuple[type, ...]) -> type:
         name = str(content.pop("kind", None))
         if name in by_name:
             return by_name[name]
-    expected = " or ".join(kind.__name__ for kind in kinds)
+    expected = " or ".join(map(attrgetter("__name__"), kinds))
     raise ProtocolError(f"does not send the expected {expected}")
 
 
