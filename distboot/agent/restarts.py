@@ -14,7 +14,7 @@ from ..base.process import MPI_LIBRARY, has_loaded
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
-from ..job.restarts import RestartPolicy
+from ..job.restarts import RestartPolicy, failed_round
 from ..job.root_cause import RootCause
 
 TYPE_CHECKING = False
@@ -88,26 +88,9 @@ class Restarts:
         """This process has replaced rank 0's agent of an earlier round."""
         rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
         text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
-        self._add_round(round_ - 1, [0], text, start=None, seconds=None)
+        lost = failed_round(round_ - 1, [0], text, start=None, seconds=None)
+        self.rounds.append(lost)
         log_line(self._who, f"restart {round_} of {most}: {text}", event="restart", round=round_)
-
-    def _add_round(
-        self,
-        round_: int,
-        ranks: list[int],
-        text: str,
-        *,
-        start: float | None,
-        seconds: float | None,
-    ) -> None:
-        failed = {
-            "round": round_,
-            "ranks": ranks,
-            "text": text,
-            "start": start,
-            "seconds": seconds,
-        }
-        self.rounds.append(failed)
 
     def decided(
         self,
@@ -146,13 +129,14 @@ class Restarts:
                 self._refusal = "the launcher of rank 0 is gone"
             if self._refusal and cause.is_failure:
                 text = f"no restart: {self._refusal}"
-            self._add_round(
+            failed = failed_round(
                 self.round,
-                list(cause.ranks),
+                cause.ranks,
                 cause.headline,
                 start=self._start_time,
                 seconds=round(now - self._start, 3),
             )
+            self.rounds.append(failed)
         return replace(cause, restarts=not self._refusal), text
 
     def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:

@@ -12,6 +12,7 @@ is one of usage, or the same place in the code failed before within the window o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import inf
 
 from ..base.errors import CODES
@@ -30,6 +31,24 @@ _STAYS = {
 }
 _MPI = "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
 _CODE = re.compile(r"error\[([a-z-]+)\]")
+
+
+def failed_round(
+    number: int,
+    ranks: Sequence[int],  # that failed first
+    text: str,
+    *,
+    start: float | None,  # seconds since the epoch
+    seconds: float | None,
+) -> dict[str, object]:
+    """A round that failed, as the report has it; None: it is not known."""
+    return {
+        "round": number,
+        "ranks": list(ranks),
+        "text": text,
+        "start": start,
+        "seconds": seconds,
+    }
 
 
 class RestartPolicy:

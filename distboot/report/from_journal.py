@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..job.journal import Journal, Round
+from ..job.restarts import failed_round
 from ..rendezvous.events import Event, spread
 from ..rendezvous.membership import Membership
 from .content import (
@@ -134,12 +135,12 @@ def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:
             continue
         met = each.besides["met"]
         details = causes[0].details
-        failed = {
-            "round": membership.round,
-            "ranks": details["ranks"],
-            "text": details["text"],
-            "start": met.time,
-            "seconds": round(causes[0].time - met.time, 3),
-        }
+        failed = failed_round(
+            membership.round,
+            details["ranks"],
+            details["text"],
+            start=met.time,
+            seconds=round(causes[0].time - met.time, 3),
+        )
         found.append(failed)
     return found
