@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def test_fails_on_the_second_node(rank):
     ctx = distboot.init("none")
     assert ctx.node_rank == 0, "the other node"
     ctx.barrier()
-    time.sleep(100)
+    time.sleep(1000)
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("culprit", [0, 2])
@@ -45,19 +44,19 @@ def test_fails_in_one(rank, culprit):
     print("said by", rank)
     assert rank != culprit, "the culprit"
     ctx.barrier()
-    time.sleep(100)
+    time.sleep(1000)
 
 @pytest.mark.ranks(2)
 def test_killed(rank):
     if rank == 1:
         os.kill(os.getpid(), 9)
-    time.sleep(100)
+    time.sleep(1000)
 
 @pytest.mark.ranks(2, timeout=8)
 def test_hangs(rank):
     ctx = distboot.init("none")
     if rank == 1:
-        time.sleep(100)
+        time.sleep(1000)
     ctx.barrier()
 
 @pytest.mark.ranks(2)
@@ -71,7 +70,7 @@ def test_expected(rank):
     ctx = distboot.init("none")
     assert rank != 1
     ctx.barrier()
-    time.sleep(100)
+    time.sleep(1000)
 
 @pytest.mark.ranks(2)
 def test_broken_fixture(rank, no_such_fixture):
@@ -86,9 +85,10 @@ def test_without_ranks(tmp_path, shared_tmp_path):
 def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-    begin = time.monotonic()
+    # No rank sleeps to its end, which would take longer
     out = run(
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2"
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2"),
+        timeout=600,
     ).stdout
     found = {
         name: how
@@ -117,7 +117,6 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "the ranks have not ended within 8 s" in out
     assert "rank 1: test_hangs (test_it.py:" in out
     assert "fixture 'no_such_fixture' not found" in out
-    assert time.monotonic() - begin < 100  # no rank has slept to its end
 
 
 @pytest.mark.parametrize("closes", [True, False])
