@@ -30,15 +30,15 @@ from ..rendezvous.protocol import (
     time_or_duration,
     valid,
 )
-from .messages import Exited, Exiting, Failing, Reads, Reaped, Register, Terminating
+from .messages import Exited, Exiting, Failing, Reads, Reaped, Terminating
 
 SUFFIX = ".jsonl"
 _agents = integer(1, 1 << 20)
 FIRST: Kind = "rendezvous_started"
 HEARD: Kind = "heard"
-# Messages from which the end of a job may follow, so that it can be found again from a journal
+# Messages from which the end of a job may follow, so that it can be found again from a journal.
+# What others say is in events: of Register in `registered`.
 DECISIVE = (
-    Register,
     Failing,
     Exiting,
     Terminating,

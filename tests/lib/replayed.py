@@ -11,6 +11,7 @@ from distboot.job.facts import Facts
 from distboot.job.job import Job
 from distboot.job.journal import HEARD, Round, message_of, read
 from distboot.job.keys import Keys
+from distboot.job.messages import Register
 from distboot.job.root_cause import RootCause, ranks_of
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.join_table import JoinTable
@@ -37,6 +38,9 @@ class Replay:
         self.records: list[tuple[str, int | None]] = []
         self._happens: dict[str, Callable[[Event, int], list[Effect]]] = {
             HEARD: self._heard,
+            "registered": lambda one, rank: self.job.take(
+                rank, Register(one.details["pid"]), one.time
+            ),
             "unreachable": lambda one, rank: self.job.lost(
                 rank, one.details["text"], one.time, gathering=0.1
             ),
