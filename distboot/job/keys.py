@@ -201,7 +201,7 @@ class Keys:
             elif one.take_line(now):
                 left = max(one.ends.values()) - now
                 progress = self._progress(key, left)
-                self.effects.append(Say(progress, "waiting"))
+                self.effects.append(Say(progress, event="waiting"))
 
     # Arriving
 

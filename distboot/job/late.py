@@ -318,7 +318,7 @@ class LateService(Service):
             first = [*late.ranks, 0][0]
             text = reported.describe_end()
             self._emit(Record("late_over", first, {}))
-            self._emit(Say(text, "late_over", {"ranks": late.ranks}))
+            self._emit(Say(text, event="late_over", details={"ranks": late.ranks}))
 
     # Reports
 
@@ -332,7 +332,7 @@ class LateService(Service):
             text = self._log(wait, now)
             stacks = "\n".join(self._stack_lines())
             text += shown(stacks)
-            self._emit(Say(text, "late", {"ranks": wait.late.ranks}))
+            self._emit(Say(text, event="late", details={"ranks": wait.late.ranks}))
 
     def _log(self, wait: Wait, now: float) -> str:
         late = wait.late
