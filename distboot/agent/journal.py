@@ -54,6 +54,7 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits, within a second."""
+        atexit.unregister(self.close)
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -55,6 +55,21 @@ class Rounds(NamedTuple):
         journal = None
         if problem is None:
             journal = self._journal()
+        try:
+            return self._run_with(journal, report, problem, logs)
+        finally:
+            if journal is not None:
+                journal.close()  # here, as the wrapper ends without atexit
+
+    def _run_with(
+        self,
+        journal: Journal | None,
+        report: StartupReport,
+        problem: DistbootError | None,
+        logs: Logs | None,
+    ) -> int:
+        from ..report.files import StartupReport
+
         code = self._run(report, problem, logs, journal)
         restarts = self.restarts
         while restarts.cause is not None:

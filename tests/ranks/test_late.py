@@ -397,8 +397,9 @@ def test_late_rank_is_named_until_it_moves(start: Start, init: bool) -> None:
     ), said
     assert "rank 1 continues" in said
     events = [one for one in job.report()["events"] if one["event"].startswith("late")]
-    assert events[0]["details"]["ranks"] == [1]
-    assert events[-1]["event"] == "late_over"
+    *_, last, over = events  # before, all may have waited for a slow start of torch
+    assert last["details"]["ranks"] == [1]
+    assert over["event"] == "late_over"
 
 
 def test_timed_out_collective_blames_the_missing_rank(start: Start) -> None:

@@ -52,7 +52,7 @@ def test_killed(rank):
         os.kill(os.getpid(), 9)
     time.sleep(1000)
 
-@pytest.mark.ranks(2, timeout=8)
+@pytest.mark.ranks(2, timeout=30)
 def test_hangs(rank):
     ctx = distboot.init("none")
     if rank == 1:
@@ -114,7 +114,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "AssertionError: the culprit" in out
     assert "AssertionError: the other node" in out
     assert "rank 1 failed first: killed by SIGKILL" in out
-    assert "the ranks have not ended within 8 s" in out
+    assert "the ranks have not ended within 30 s" in out
     assert "rank 1: test_hangs (test_it.py:" in out
     assert "fixture 'no_such_fixture' not found" in out
 
