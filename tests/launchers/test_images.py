@@ -97,7 +97,8 @@ def test_mpirun_starts_ranks_in_an_mpi_image(podman: Podman) -> None:
         ):
             pytest.skip("no mirror of Debian's within reach")
         raise
-    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    # In one write: the image has PYTHONUNBUFFERED, and mpirun passes on what each rank writes as it comes
+    script = "import os; os.write(1, b'rank %(RANK)s of %(WORLD_SIZE)s\\n' % os.environb)"
     job = (
         "--oversubscribe",
         "-n",
