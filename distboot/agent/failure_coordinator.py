@@ -22,7 +22,7 @@ from ..base.text import writes_json
 from ..job import effects as of_job
 from ..job import messages
 from ..job.root_cause import RootCause
-from ..rendezvous.messages import READY, AskStacks, Detach, Failed, Go, Release, ShowStacks
+from ..rendezvous.messages import READY, AskStacks, Detach, Failed, Go, Release
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from .heartbeat import HeartbeatConnection
 from .participant import AFTER_THE_FIRST, CAUSE
@@ -33,6 +33,7 @@ _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _is_reachable = operator.attrgetter("is_reachable")
+_pid = operator.attrgetter("pid")
 
 
 @dataclass
@@ -51,17 +52,9 @@ class FailureCoordinator(RankConnections):
             of_job.Record: self._record,
             of_job.Tell: self._tell,
             of_job.Remind: self._remind,
-            of_job.QuestionPeers: lambda _, now: self._question_all(now),
+            of_job.QuestionPeers: lambda _, now: self._question_peers(now),
         }
-        # Messages for all agents, as this one takes them
-        self._own_handlers: dict[type, Callable[[Any, float], object]] = {
-            Go: self._go,
-            ShowStacks: lambda message, _: self._show(message.lines),
-            messages.Done: lambda _, now: self._end_served(now),
-            messages.CountReads: lambda _, now: self.stops.ask(now),
-            messages.Locate: self.locate,
-            messages.StopAt: lambda message, _: self.stops.stop_at(message.read),
-        }
+        self._executors[Go] = self._go
 
     # Events
 
@@ -129,9 +122,9 @@ class FailureCoordinator(RankConnections):
     def _send_to(self, effect: of_job.Send, now: float) -> None:
         self._send_to_agents(effect.message, effect.ranks)
         is_for_us = not self._own_ranks.isdisjoint(effect.ranks)
-        handler = self._own_handlers.get(type(effect.message))
-        if is_for_us and handler is not None:
-            handler(effect.message, now)
+        execute = self._executors.get(type(effect.message))
+        if is_for_us and execute is not None:
+            execute(0, effect.message, now)
 
     def _send_to_agents(self, message: object, ranks: Collection[int]) -> None:
         """Send a message once to each other agent that has one of these ranks."""
@@ -152,7 +145,7 @@ class FailureCoordinator(RankConnections):
         elif member.connection is not None:
             member.connection.send(message, effect.rank)
 
-    def _go(self, message: Go, _: float) -> None:
+    def _go(self, _rank: int, message: Go, _: float) -> None:
         """All ranks are ready."""
         self.started()
         for rank in list(self.waiting):
@@ -172,11 +165,6 @@ class FailureCoordinator(RankConnections):
     def _remind(self, effect: of_job.Remind, _: float) -> None:
         self._send_to_agents(_abort(effect.cause), (effect.rank,))
 
-    def _question_all(self, now: float) -> None:
-        for connection in self.peers:
-            if self._is_running(connection):
-                self._question(connection, now)
-
     def _words_for(self, cause: RootCause) -> str:
         """The headline, and what follows it, unless the rank that failed prints that on this node."""
         first = self.members[cause.ranks[0]]
@@ -190,7 +178,7 @@ class FailureCoordinator(RankConnections):
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, whose exit code the launcher has to see first."""
-        has_started = any(member.pid for member in self.own)
+        has_started = any(map(_pid, self.own))
         if not self._has_left:
             if not has_started:
                 return  # the others are to see that as a loss

@@ -43,7 +43,6 @@ from ..rendezvous.messages import (
     Release,
     RequestStop,
     Resumed,
-    ShowStacks,
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
@@ -74,17 +73,13 @@ class FailureReporter(Rank0Connection):
         # By rank, why rank 0 failed before the script was ready itself
         self._not_begun: dict[int, Failed] = {}
         self._handlers: dict[type, Callable[[int, Any, float], object]] = {
+            **self._executors,
             Go: self._take_go,
             Release: lambda rank, message, _: self._answer(rank, message),
             Failed: self._take_failed,
             Detach: self._rank_0_left,
             Register: self._rank_0_registered,
-            ShowStacks: lambda _rank, message, _: self._show(message.lines),
             messages.Abort: self._aborted,
-            messages.CountReads: lambda _rank, _message, now: self.stops.ask(now),
-            messages.Done: lambda _rank, _message, now: self._end_served(now),
-            messages.Locate: lambda _rank, message, now: self.locate(message, now),
-            messages.StopAt: lambda _rank, message, _: self.stops.stop_at(message.read),
             Resumed: self._resumed,
             Refused: self._refused,
         }
@@ -127,8 +122,7 @@ class FailureReporter(Rank0Connection):
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
         if self.detects:
-            for connection in self.peers:
-                self._question(connection, now)
+            self._question_peers(now)
             self._send(message, member.rank)
 
     def _exited(self, member: RankState, message: Exited, now: float) -> None:

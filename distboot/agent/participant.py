@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.settings import SupervisionSettings
 from ..job.exit_status import ExitStatus
 from ..job.facts import Facts
-from ..job.messages import Failing, Locate, Reads
+from ..job.messages import CountReads, Done, Failing, Locate, Reads, StopAt
 from ..job.root_cause import RankState, RootCause, from_exit
 from ..rendezvous.messages import (
     Arrive,
@@ -34,6 +34,7 @@ from ..rendezvous.messages import (
     Key,
     Ready,
     Release,
+    ShowStacks,
 )
 from .heartbeat import BOUND, HeartbeatConnection
 from .peer_watch import PeerWatch
@@ -113,6 +114,14 @@ class Participant(PeerWatch):
         self.lost_at: dict[int, float] = {}  # by rank of other agents; seconds since the epoch
         # What waits for the stacks of all ranks
         self._shows: list[Callable[[Sequence[str]], object]] = []
+        # What rank 0's job asks of every agent; each gets the rank, the message and the time
+        self._executors: dict[type, Callable[[int, Any, float], object]] = {
+            ShowStacks: lambda _rank, message, _: self._show(message.lines),
+            CountReads: lambda _rank, _message, now: self.stops.ask(now),
+            Done: lambda _rank, _message, now: self._end_served(now),
+            Locate: lambda _rank, message, now: self.locate(message, now),
+            StopAt: lambda _rank, message, _: self.stops.stop_at(message.read),
+        }
         self._has_left = False
         self._hurried = False
         self._has_announced = False  # whether it was printed why the job ends

@@ -23,6 +23,7 @@ import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
+from operator import attrgetter
 
 from ..job.messages import KINDS
 from ..job.root_cause import RankState
@@ -35,6 +36,7 @@ from .peer_connection import DisconnectedError, PeerConnection
 _HOST_ANSWERS = 0.1
 _SUSPECT_POLL = 0.1  # seconds between two polls of a peer whose host is being asked
 _FEW = 32  # peers, all of which are polled each second
+_is_suspect = attrgetter("is_suspect")
 DISCONNECTED = "the connection closed without an exit report"
 
 
@@ -101,10 +103,13 @@ class PeerWatch:
             if self._is_running(connection):
                 connection.heartbeat()
 
+    def _suspects(self) -> list[HeartbeatConnection]:
+        """The peers whose hosts are being asked."""
+        return list(filter(_is_suspect, self._doubtful))
+
     def _poll_suspects(self, now: float) -> None:
-        """In each turn: poll the peers whose hosts are being asked."""
-        suspects = [each for each in self._doubtful if each.is_suspect]
-        for connection in suspects:
+        """In each turn: poll the suspects."""
+        for connection in self._suspects():
             self._poll(connection, now)
         had_time = [each for each, probe in self._questioned.items() if now >= probe.end]
         for connection in had_time:
@@ -114,7 +119,7 @@ class PeerWatch:
         """When `_poll_suspects` is to be called next."""
         ends = [probe.end for probe in self._questioned.values()]
         due = min(ends, default=inf)
-        if any(connection.is_suspect for connection in self._doubtful):
+        if self._suspects():
             due = min(due, now + _SUSPECT_POLL)
         return due
 
@@ -155,6 +160,12 @@ class PeerWatch:
             if member.end is None:
                 return True
         return False
+
+    def _question_peers(self, now: float) -> None:
+        """A signal has arrived here: ask the hosts that are silent."""
+        for connection in self.peers:
+            if self._is_running(connection):
+                self._question(connection, now)
 
     def _question(
         self,

@@ -6,6 +6,7 @@ In each round the agents meet, the ranks of this agent get their environments, a
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,30 +56,18 @@ class Rounds(NamedTuple):
         journal = None
         if problem is None:
             journal = self._journal()
-        try:
-            return self._run_with(journal, report, problem, logs)
-        finally:
+        with ExitStack() as stack:
             if journal is not None:
-                journal.close()  # here, as the wrapper ends without atexit
-
-    def _run_with(
-        self,
-        journal: Journal | None,
-        report: StartupReport,
-        problem: DistbootError | None,
-        logs: Logs | None,
-    ) -> int:
-        from ..report.files import StartupReport
-
-        code = self._run(report, problem, logs, journal)
-        restarts = self.restarts
-        while restarts.cause is not None:
-            logs = None
-            if not self.ranks:
-                placement = self.placement
-                logs = self.launch.logs(placement.rank, placement.who, restarts.round)
-            report = StartupReport(self.settings.report, self.placement, restarts.rounds)
-            code = self._run(report, None, logs, journal)
+                stack.callback(journal.close)  # here, as the wrapper ends without atexit
+            code = self._run(report, problem, logs, journal)
+            restarts = self.restarts
+            while restarts.cause is not None:
+                logs = None
+                if not self.ranks:
+                    placement = self.placement
+                    logs = self.launch.logs(placement.rank, placement.who, restarts.round)
+                report = StartupReport(self.settings.report, self.placement, restarts.rounds)
+                code = self._run(report, None, logs, journal)
         return code
 
     def _journal(self) -> Journal | None:

@@ -121,19 +121,23 @@ def line_of(event: Event) -> str:
 
 def met(membership: Membership, **doubts: str) -> dict[str, Any]:
     """The details of the event `met`."""
-    members = json.loads(encode(membership.as_message()))
     return {
-        "members": members,
+        "members": _content(membership.as_message()),
         "agents": len(membership.agents),
         **doubts,
     }
+
+
+def _content(message: object) -> Any:
+    """A message as it is sent, as part of a line."""
+    return json.loads(encode(message))
 
 
 def heard(message: object) -> dict[str, Any] | None:
     """The details of the event `heard`; None: nothing follows from this message."""
     if not isinstance(message, DECISIVE):
         return None
-    return {"message": json.loads(encode(message))}
+    return {"message": _content(message)}
 
 
 def message_of(event: Event) -> object:

@@ -41,7 +41,7 @@ from distboot.job.first_failure import GATHERING
 from distboot.job.job import Job
 from distboot.job.keys import Keys
 from distboot.job.messages import KINDS, Register, StopAt
-from distboot.job.root_cause import ranks_of
+from distboot.job.root_cause import RankState, ranks_of
 from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
@@ -93,15 +93,21 @@ class Connected:
     is_silent = False
 
 
+def members_of(membership: Membership, own: Collection[int]) -> dict[int, RankState]:
+    """All ranks, as the agent of these knows them while all agents are connected."""
+    members = {member.rank: member for member in ranks_of(membership)}
+    for member in members.values():
+        member.is_local = member.rank in own
+        member.connection = None if member.is_local else Connected()
+    return members
+
+
 class PureJob:
     """The job of rank 0, and what its agent would make of its effects."""
 
     def __init__(self, *, has_begun: bool = True) -> None:
         self._now = 0.0
-        self._members = {member.rank: member for member in ranks_of(MEMBERSHIP)}
-        for member in self._members.values():
-            member.is_local = member.rank == 0
-            member.connection = None if member.is_local else Connected()
+        self._members = members_of(MEMBERSHIP, [0])
         facts = Facts(self._members, SETTINGS, is_held=False, is_starting=not has_begun)
         self.job = Job(facts, _keys(has_begun=has_begun))
         self._returning: dict[int, float] = {}  # rank -> until when its agent may return

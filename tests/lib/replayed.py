@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from job_rows import Connected
+from job_rows import members_of
 
 from distboot.base.settings import SupervisionSettings
 from distboot.job.effects import Effect, Record
@@ -12,7 +12,7 @@ from distboot.job.job import Job
 from distboot.job.journal import HEARD, Round, message_of, read
 from distboot.job.keys import Keys
 from distboot.job.messages import Register
-from distboot.job.root_cause import RootCause, ranks_of
+from distboot.job.root_cause import RootCause
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import Detach
@@ -26,11 +26,7 @@ class Replay:
     def __init__(self, round_: Round) -> None:
         membership = round_.membership
         assert membership is not None
-        members = {member.rank: member for member in ranks_of(membership)}
-        own = membership.agents[0]
-        for member in members.values():
-            member.is_local = member.rank in own
-            member.connection = None if member.is_local else Connected()
+        members = members_of(membership, membership.agents[0])
         facts = Facts(members, SupervisionSettings(grace=30.0), is_held=membership.by_node)
         keys = Keys(membership, JoinTable(membership.world_size))
         keys.has_begun = True
