@@ -389,7 +389,9 @@ def test_late_rank_is_named_until_it_moves(start: Start, init: bool) -> None:
     assert job.finish() == [0, 0, 0]
     said = notices(job)
     assert re.search(
-        r"waiting for rank 1 \(\S+\) for \d+ s: it is in until \(train.py:\d+\); ranks 0, 2 wait in all_reduce "
+        # On a busy machine one of the others has not waited for as long yet
+        r"waiting for rank 1 \(\S+\) for \d+ s: it is in until \(train.py:\d+\); "
+        r"(?:ranks 0, 2 wait|rank [02] waits) in all_reduce "
         r"\(train.py:\d+\), collective operation \d+, rank 1 has begun \d+\n"
         r"  \| rank 1: until \(train.py:\d+\) < load_batch \(train.py:\d+\) < train \(train.py:\d+\) < <module> .*\n"
         r"  \| ranks 0, 2: all_reduce < train \(train.py:\d+\) < <module> \(train.py:\d+\)\n",
