@@ -16,6 +16,7 @@ from functools import partial
 
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
+from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined
@@ -93,6 +94,25 @@ class Agent:
             launcher.file,
             partial(self._launcher_ended, launcher),
         )
+
+    def check_node(self, pid: int, *, is_rank: bool) -> None:
+        """Take part in the check of all nodes, if this agent is the first one of its node.
+
+        `pid` is a process of the job here; `is_rank`: the rank itself, and not what starts it.
+        """
+        result = self._joined.result
+        assert result is not None
+        nodes = result.membership.nodes
+        first_of_nodes = {node[0] for node in nodes}
+        if self.ranks[0] not in first_of_nodes:
+            return
+        if not self._settings.checks:
+            self.role.take(self.ranks[0], NodeSeen(), time.monotonic())
+            return
+        from .node_check import NodeCheck  # here, as a check may be off
+
+        check = NodeCheck(self.role, self.loop, self.ranks[0])
+        check.begin(pid, is_rank=is_rank, has_neighbors=len(nodes) > 1)
 
     @property
     def has_claims(self) -> bool:

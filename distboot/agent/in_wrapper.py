@@ -81,6 +81,7 @@ class WrapperAgent:
             self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
             self._agent.scripts.open()
+        self._agent.check_node(os.getpid(), is_rank=False)
         # Signals are for the main thread
         self._thread = start_without_signals("distboot-agent", self._work)
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ..base.settings import SupervisionSettings
 from ..job.exit_status import ExitStatus
 from ..job.facts import Facts
-from ..job.messages import CountReads, Done, Failing, Locate, Reads, StopAt
+from ..job.messages import CountReads, Done, Failing, Locate, Probe, Reads, StopAt
 from ..job.root_cause import RankState, RootCause, from_exit
 from ..rendezvous.messages import (
     Arrive,
@@ -86,6 +86,7 @@ class Participant(PeerWatch):
     remove_reader: Callable[[int | HeartbeatConnection], None] = lambda _: None
     # Whether this agent is the one of its node that prints what all of them know of a topic
     claim: Callable[[str], bool] = lambda _: True
+    probe: Callable[[Probe], object] = lambda _: None  # probes the link to a neighbor
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # what the wrapper knows of all rounds
@@ -120,6 +121,7 @@ class Participant(PeerWatch):
             CountReads: lambda _rank, _message, now: self.stops.ask(now),
             Done: lambda _rank, _message, now: self._end_served(now),
             Locate: lambda _rank, message, now: self.locate(message, now),
+            Probe: lambda _rank, message, _: self.probe(message),
             StopAt: lambda _rank, message, _: self.stops.stop_at(message.read),
         }
         self._has_left = False

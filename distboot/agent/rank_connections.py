@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ..base.text import ranks_said
@@ -52,9 +53,23 @@ class RankConnections(Participant):
             self.facts,
             self.keys,
             is_by_node=self.membership.by_node,
+            addresses=self._addresses(),
         )
         # Connections that have ended, and until when their agents may return over others
         self._returning: dict[HeartbeatConnection, float] = {}
+
+    def _addresses(self) -> dict[int, str]:
+        """Where other nodes are, by their first rank."""
+        if not self.settings.checks:
+            return {}
+        from .node_check import address_of_peer
+
+        found = {}
+        for rank, member in self.members.items():
+            if member.local_rank == 0 and member.connection is not None:
+                with suppress(OSError):  # it has ended already
+                    found[rank] = address_of_peer(member.connection.socket)
+        return found
 
     def _apply(self, effects: Sequence[Effect], now: float) -> None:
         """Carry out what an event has led to."""

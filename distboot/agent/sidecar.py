@@ -90,6 +90,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     if sys.platform == "linux":
         agent.scripts.open()
     agent.role.take(rank, Register(begin.pid), time.monotonic())
+    agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)
     agent.loop.run()

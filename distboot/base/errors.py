@@ -48,6 +48,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     ),
     "duplicate-rank": (78, "two processes have the same rank"),
     "membership-mismatch": (78, "the ranks disagree about their job"),
+    "node-check": (78, "DISTBOOT_CHECK=stop, and a node or a link between two is not fit"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
     "unknown-interface": (78, "a variable names a network interface that this host does not have"),
     "too-few-files": (

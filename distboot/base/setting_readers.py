@@ -138,25 +138,25 @@ def failure_detection(given: Given) -> bool:
     return given.value == "1"
 
 
-def one_of(first: str, second: str) -> Reader:
-    """The reader of a setting that is one of two words."""
+def one_of(*choices: str) -> Reader:
+    """The reader of a setting that is one of these words."""
 
     def read(given: Given) -> str:
-        _refuse_unless_in(given, (first, second))
+        _refuse_unless_in(given, choices)
         return str(given.value)
 
     return read
 
 
-def _refuse_unless_in(given: Given, choices: tuple[str, str], more: str = "") -> None:
+def _refuse_unless_in(given: Given, choices: tuple[str, ...], more: str = "") -> None:
     if given.value in choices:
         return
-    first, second = choices
-    problem = f"{given.text} is neither {first} nor {second}"
+    *first, last = choices
+    problem = f"{given.text} is neither {', '.join(first)} nor {last}"
     if given.code == "usage":
-        hint = f"use {first} or {second}"
+        hint = f"use {', '.join(first)} or {last}"
     else:
-        hint = f"unset it, or set it to {first}"
+        hint = f"unset it, or set it to {', '.join(first)}"
     raise DistbootError(
         given.code,
         problem,

@@ -68,6 +68,17 @@ SETTINGS = (
         argument="join_timeout",
     ),
     Setting(
+        "DISTBOOT_CHECK",
+        "once all ranks have joined, each node is looked at, and its link to the next one is "
+        "tried, for at most 3 seconds: `warn` names the nodes that are not as the others; `stop` "
+        "also ends the job then; `off`: no check. What rank 0 has counts for all",
+        default="warn",
+        read=readers.one_of("off", "warn", "stop"),
+        option="--check",
+        metavar="off|warn|stop",
+        page="../how-to/check-a-cluster.md",
+    ),
+    Setting(
         "DISTBOOT_SECRET",
         "a text that all ranks of the job know and no one else: only processes that know it can "
         "join",
@@ -280,6 +291,12 @@ class SupervisionSettings(NamedTuple):
     # The provider whose stop notices count, "azure" or "aws"; empty: none
     stop_notice: str = ""
     notice_address: str = ""  # host and port of its metadata service
+    check: str = "off"  # of all nodes before the start: off, warn or stop
+
+    @property
+    def checks(self) -> bool:
+        """Whether all nodes are looked at before the start."""
+        return self.check != "off"
 
     @property
     def stalls_after(self) -> float:
@@ -288,9 +305,12 @@ class SupervisionSettings(NamedTuple):
 
 
 def supervision_settings(
-    environ: Mapping[str, str], grace: float | None = None, report: str | None = None
+    environ: Mapping[str, str],
+    grace: float | None = None,
+    report: str | None = None,
+    check: str | None = None,
 ) -> SupervisionSettings:
-    """Those of this process; `grace` and `report` are what the options give."""
+    """Those of this process; `grace`, `report` and `check` are what the options give."""
     hang_after: float | None = value_of("DISTBOOT_HANG_AFTER", environ)
     if value_of("DISTBOOT_HANG", environ) != "stop":
         hang_after = None
@@ -308,6 +328,7 @@ def supervision_settings(
         quit_shows=value_of("DISTBOOT_SIGQUIT", environ) == "stacks",
         stop_notice=value_of("DISTBOOT_STOP_NOTICE", environ),
         notice_address=value_of("DISTBOOT_NOTICE_ADDRESS", environ),
+        check=value_of("DISTBOOT_CHECK", environ, check),
     )
 
 

@@ -173,7 +173,7 @@ def _run_in_job(
 def _supervision(launch: Launch, placement: Placement, ranks: int) -> SupervisionSettings:
     """The settings for the agent; warns of what makes it see less."""
     options = launch.options
-    settings = supervision_settings(os.environ, options.grace, options.report)
+    settings = supervision_settings(os.environ, options.grace, options.report, options.check)
     apart = launch.apart(placement, ranks)
     if apart and placement.rank == 0:
         log_line(placement.who, escape_control(apart))
@@ -184,7 +184,7 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
     if unused is not None:
         settings = settings._replace(unused=unused.found)
     if options.exec:
-        settings = settings._replace(detects=False, report=None)
+        settings = settings._replace(detects=False, report=None, check="off")
     return settings
 
 

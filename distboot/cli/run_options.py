@@ -49,6 +49,7 @@ def _framework(text: str) -> str:
 
 _OPTIONS = (
     option_help("DISTBOOT_JOIN_TIMEOUT"),
+    option_help("DISTBOOT_CHECK"),
     option_help("DISTBOOT_GRACE"),
     """\
 --framework NAME  what the script uses: torch (the default, also for frameworks built on it),

@@ -88,6 +88,13 @@ def has_intel_gpu(root: Path = Path("/")) -> bool:
     return False
 
 
+def has_nvidia_smi() -> bool:
+    """Whether this host has the program that `nvidia_smi` asks."""
+    import shutil  # here, as only the agent of a job of one node asks
+
+    return shutil.which("nvidia-smi") is not None
+
+
 def _nvidia(root: Path) -> list[str]:
     """In the order of the PCI bus, as CUDA numbers devices of one kind."""
     ids = []

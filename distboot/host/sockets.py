@@ -34,9 +34,7 @@ def listener(port: int) -> str:
     if not processes:
         return ""
     process = min(processes.values())
-    words = command(process)[:_MOST_WORDS]
-    text = escape_control(" ".join(words))
-    return f"process {process}: {text[:_LONGEST_COMMAND]}"
+    return f"process {process}: {short_command(process)}"
 
 
 def holders(inodes: Mapping[str, str], limit: float = float("inf")) -> dict[str, int]:
@@ -64,10 +62,22 @@ def command(process: int) -> list[str]:
     return []
 
 
+def short_command(process: int) -> str:
+    """`"python train.py"`: the first words, as others may be secrets; empty: it cannot be seen."""
+    words = command(process)[:_MOST_WORDS]
+    text = escape_control(" ".join(words))
+    return text[:_LONGEST_COMMAND]
+
+
 def _listening(port: int) -> list[str]:
     """The inodes of the sockets that listen at a TCP port of this network namespace."""
     tables = _text("/proc/net/tcp") + _text("/proc/net/tcp6")
-    return re.findall(_LISTENING.format(port=port), tables, re.MULTILINE)
+    pattern = _LISTENING.format(port=port)
+    return re.findall(
+        pattern,
+        tables,
+        re.MULTILINE,
+    )
 
 
 def _text(path: str) -> str:

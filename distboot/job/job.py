@@ -4,6 +4,7 @@ An event is a message of a rank, a rank that is lost or returns, or that time pa
 the *services* that take it, in the order of `Job.services`. That order is the only place that says
 what is decided before what:
 
+    check      whether all nodes are fit; until that is known no rank starts its framework
     keys       what ranks wait for. Their answers follow at the end of an event, as it may explain
                why a key fails
     late       which ranks are late; where a rank fails of a timeout, that is the cause
@@ -18,17 +19,20 @@ them lead to is returned as a list of `Effect`, which the agent carries out.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..rendezvous.events import own_steps
 from ..rendezvous.protocol import ProtocolError
 from . import messages
+from .check import CheckService
 from .effects import Amend, Conclude, Effect, Record, Remind, Request, Say, Send, Tell
 from .exit_status import ExitStatus
 from .facts import Facts
 from .failure_service import FailureService
 from .first_failure import GATHERING
-from .keys import GONE, Keys, KeyService
+from .key_service import KeyService
+from .keys import GONE, Keys
 from .late import LateService
 from .root_cause import RankState, RootCause
 from .service import Handler, Handlers, Service
@@ -38,7 +42,15 @@ from .stop_agreement import StopAgreement, StopService
 class Job:
     """All services of a job. Times are those of `time.monotonic`."""
 
-    def __init__(self, facts: Facts, keys: Keys, *, is_by_node: bool = False) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        keys: Keys,
+        *,
+        is_by_node: bool = False,
+        # Of other nodes, as rank 0's agent sees them, by their first rank
+        addresses: Mapping[int, str] | None = None,
+    ) -> None:
         self.facts = facts
         self._keys = keys
         self._agreement = StopAgreement(facts.members, facts.settings.grace / 3)
@@ -47,6 +59,7 @@ class Job:
         late = LateService(facts, self._emit)
         self._failures = FailureService(facts, self._emit, late, is_by_node=is_by_node)
         self.services: tuple[Service, ...] = (
+            CheckService(facts, self._emit, keys, addresses or {}),
             KeyService(facts, self._emit, keys, self._agreement),
             late,
             self._failures,

@@ -29,7 +29,6 @@ answer for each arrival; a rank that is gone waits nowhere.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -56,11 +55,7 @@ from ..rendezvous.messages import (
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
-from .effects import Record, Reply, Say, Send
-from .facts import Facts
-from .root_cause import RankState
-from .service import Emit, Service
-from .stop_agreement import StopAgreement
+from .effects import Record, Say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,8 +72,6 @@ _LINES_AT = {
 }
 _MOST_BETWEEN = 300.0
 GONE = "ended, or closed its context"
-# Seconds for ranks that wait in vain to be stopped, else they end with a traceback
-_STOPPING = 5.0
 _MOST = 1000  # keys at which ranks wait at the same time
 
 
@@ -136,6 +129,7 @@ class Keys:
         self.outbox: list[tuple[int | None, object]] = []
         self.effects: list[Say | Record] = []
         self.has_begun = False  # whether all ranks have once been ready
+        self.held = ""  # the name of keys that wait for the check of all nodes
         # Since when the agents of ranks do not answer; others wait for them all the same
         self.unreachable: dict[int, float] = {}
         self._membership = membership
@@ -188,9 +182,7 @@ class Keys:
             self._ready.pop(rank, None)
         for one in self._waiting.values():
             one.ends.pop(rank, None)
-        for key in list(self._waiting):
-            if key in self._waiting:  # it may have ended with another one
-                self._settle(key)
+        self._settle_all()
 
     def expire(self, now: float) -> None:
         """Report which ranks are missing, and fail those that have waited as long as they allow."""
@@ -202,6 +194,15 @@ class Keys:
                 left = max(one.ends.values()) - now
                 progress = self._progress(key, left)
                 self.effects.append(Say(progress, event="waiting"))
+
+    def let_start(self) -> None:
+        """The check of all nodes is over: ranks that are ready go on."""
+        self.held = ""
+        self._settle_all()
+
+    def fail_start(self, error: DistbootError) -> None:
+        """No rank is to start, those that get ready later included."""
+        self._fail_to_begin(error, Key(READY, None, 1))
 
     # Arriving
 
@@ -259,6 +260,11 @@ class Keys:
 
     # Outcomes
 
+    def _settle_all(self) -> None:
+        for key in list(self._waiting):
+            if key in self._waiting:  # it may have ended with another one
+                self._settle(key)
+
     def _settle(self, key: Key) -> None:
         """Answer the ranks at a key, if its outcome has become clear."""
         one = self._waiting[key]
@@ -273,7 +279,8 @@ class Keys:
                 error = self._texts.leader_gone(key, self._gone[leader])
                 self._fail(one.ends, error, key)
         elif is_complete:
-            self._complete(key)
+            if key.name != self.held:
+                self._complete(key)
         elif here and not gone <= here:
             self._abort(key, 0.0, 0.0)
 
@@ -410,65 +417,3 @@ class Keys:
 
     def _leader(self, key: Key) -> int:
         return self._membership.leader(key.node)
-
-
-class _Refusal(NamedTuple):
-    """A failed key that a rank is told of later, as it may be stopped before."""
-
-    due: float
-    reply: Reply
-
-
-class KeyService(Service):
-    """barrier(), main_first(), init(): where ranks wait for each other."""
-
-    def __init__(self, facts: Facts, emit: Emit, keys: Keys, agreement: StopAgreement) -> None:
-        super().__init__(facts, emit)
-        self._keys = keys
-        self._agreement = agreement  # counts from zero once all ranks are ready
-        self._refusals: deque[_Refusal] = deque()
-        self.handlers = dict.fromkeys((Arrive, Ready, Leave), self._take)
-
-    def _take(self, member: RankState, message: Arrive | Ready | Leave, now: float) -> None:
-        self._keys.take(member.rank, message, now)
-
-    def left(self, member: RankState, why: str) -> None:
-        self._keys.leave(member.rank, why=why)
-
-    def settle(self, now: float) -> None:
-        """Answer after all services have heard of an event: it may explain why a key fails."""
-        for effect in self._keys.effects:
-            self._emit(effect)
-        self._keys.effects = []
-        replies = self._keys.outbox
-        self._keys.outbox = []
-        for rank, message in replies:
-            if rank is None:
-                assert isinstance(message, Go)
-                self._begin(message)
-            else:
-                self._refuse_or_reply(Reply(rank, message), now)
-
-    def tick(self, now: float) -> None:
-        self._keys.expire(now)
-        self.settle(now)
-        while self._refusals and now >= self._refusals[0].due:
-            refusal = self._refusals.popleft()
-            self._emit(refusal.reply)
-
-    def due(self) -> float:
-        refusals = map(attrgetter("due"), self._refusals)
-        return min([*self._keys.due(), *refusals], default=inf)
-
-    def _begin(self, go: Go) -> None:
-        """All ranks are ready: one message is for all of them."""
-        stops = self._agreement.begin()
-        self._emit(Send(replace(go, stops=stops), self._facts.members))
-        self._facts.is_starting = False
-
-    def _refuse_or_reply(self, reply: Reply, now: float) -> None:
-        is_pending = self._facts.detects and bool(self._facts.reports)
-        if is_pending and isinstance(reply.message, Failed):
-            self._refusals.append(_Refusal(now + _STOPPING, reply))
-        else:
-            self._emit(reply)

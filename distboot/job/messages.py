@@ -17,6 +17,7 @@ from ..rendezvous.protocol import (
     number,
     of,
     optional,
+    several,
     table,
     text,
     time_or_duration,
@@ -29,6 +30,12 @@ from .root_cause import RootCause
 from .stacks import Stacks, waits
 
 _count = integer(most=LARGEST)
+_short = text(200)
+_MOST_SEEN = 20  # amounts, names and problems of a node
+_LARGEST_AMOUNT = 1e18  # bytes, or bytes a second
+_amount = valid(
+    lambda value: type(value) in (int, float) and 0 <= value < _LARGEST_AMOUNT, "amount"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,48 @@ class Position:
         return self.stacks is not None and waits(self.stacks)
 
 
+# The check of all nodes, see `job/check`
+
+
+@dataclass(frozen=True, slots=True)
+class Probeable:
+    """The first agent of a node waits there for the probe of a neighbor."""
+
+    port: int = of(integer(1, 65535, "port"))
+    token: str = of(_short)  # which the neighbor has to show
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What the first agent of a node has seen there."""
+
+    # Bytes, or a number of things, by name
+    amounts: dict[str, float] = of(table(_MOST_SEEN, _amount), default_factory=dict)
+    # What should be the same on all nodes, by name
+    names: dict[str, str] = of(table(_MOST_SEEN, _short), default_factory=dict)
+    problems: tuple[str, ...] = of(several(_short, _MOST_SEEN), default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """From rank 0: how fast is the link to this neighbor?"""
+
+    number: int = of(number)  # of the probe
+    host: str = of(_short)  # address; empty: that of rank 0, as this agent knows it
+    port: int = of(integer(1, 65535, "port"))
+    token: str = of(_short)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to `Probe`."""
+
+    number: int = of(number)
+    round_trip: float = of(time_or_duration, default=0.0)  # the shortest one, in seconds
+    rate: float = of(_amount, default=0.0)  # bytes a second
+    problem: str = of(_short, default="")  # why the neighbor was not reached
+
+
 KINDS = (
     # Processes and how they end
     Register,
@@ -192,6 +241,11 @@ KINDS = (
     rendezvous.Release,
     rendezvous.Go,
     rendezvous.Failed,
+    # The check of all nodes
+    Probeable,
+    NodeSeen,
+    Probe,
+    Probed,
     # Connections
     rendezvous.Resumed,
     rendezvous.Refused,

@@ -247,6 +247,18 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     )
 
 
+def from_check(rank: int, findings: Sequence[str], exit_code: int) -> RootCause:
+    """A node has failed the check of all nodes; `findings` begin with the name of the host."""
+    headline = fitting(f"the check before the start failed: {findings[0]}")
+    more = shown("\n".join(findings[1:]))
+    return RootCause(
+        ranks=(rank,),
+        is_failure=True,
+        text=headline + more,
+        exit_code=exit_code,
+    )
+
+
 def from_late(ranks: Sequence[int], text: str, stacks: Sequence[str] = ()) -> RootCause:
     """Others have waited in vain for ranks, as `text` describes."""
     rest = ""

@@ -21,6 +21,7 @@ Kind = Literal[
     "joined",
     "left",  # before all had joined
     "all_joined",  # findings
+    "checked",  # seconds, findings: of the check of all nodes
     "not_ready",
     "registered",  # pid: its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN

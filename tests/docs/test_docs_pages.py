@@ -23,6 +23,7 @@ LATE = (
     "distboot: rank 0 on node-0: waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); "
     "ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967"
 )
+CHECK = "distboot: rank 0 on node-0: warning: node-2: 1.1 Gbit/s to node-3, median of the others 94 Gbit/s"
 DEMO = "     launcher                           ranks     loss  accuracy  seconds"
 OTHER_TEXTS = {
     ("README.md", DEMO): "what the demonstration ends with: below",
@@ -34,6 +35,10 @@ OTHER_TEXTS = {
         "docs/how-to/late-ranks.md",
         LATE,
     ): "values for the most part: test_late.py has all of its words",
+    (
+        "docs/how-to/check-a-cluster.md",
+        CHECK,
+    ): "values for the most part: test_node_check.py has all of its words",
     ("docs/explanation/failure-detection.md", HOSTS): "a drawing",
 }
 # Pages whose texts test_reference.py compares with the code, word for word.

@@ -1,0 +1,157 @@
+"""The probe of a link: how long a round trip to a neighbor takes, and how fast it receives.
+
+Over one TCP connection, which the neighbor accepts at a port that the kernel has chosen:
+
+    prober       neighbor
+    token     →            32 characters, else the neighbor closes the connection
+    8 bytes   ↔  8 bytes   `_ROUND_TRIPS` times; the shortest one counts
+    data      →            for `_SENDING` seconds, as fast as it goes
+              ←  16 bytes  how many bytes the neighbor has received, in how many microseconds
+
+The neighbor counts, as the kernel of the prober takes more than the link carries. Every wait has a
+limit, and so has the number of connections at a time: whoever reaches the port may connect.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+from ..base.text import format_address
+from ..base.threads import start_without_signals
+from ..job.messages import Probe, Probed
+
+_CONNECT = 0.9  # seconds
+_ANSWER = 0.5  # seconds for each answer on a connection
+_ROUND_TRIPS = 5
+_SENDING = 0.06  # seconds
+_RECEIVING = 0.2  # seconds: a slow link still has to carry what the prober's kernel holds
+_CHUNK = 1 << 18  # bytes
+_PING = bytes(8)
+_COUNT = struct.Struct("!QQ")
+_MOST_CONNECTIONS = 4  # at a time
+_MOST_ACCEPTED = 100  # in all
+
+
+class LinkServer:
+    """Answers the probes of a neighbor until it is closed."""
+
+    def __init__(self) -> None:
+        """`OSError`: this host gives no port."""
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET
+        if is_dual:
+            family = socket.AF_INET6
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+        self.port: int = self._listener.getsockname()[1]
+        self.token = os.urandom(16).hex()
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        start_without_signals("distboot-link", self._accept)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it is closed
+            for _ in range(_MOST_ACCEPTED):
+                connection, _ = self._listener.accept()
+                if self._free.acquire(blocking=False):
+                    start_without_signals("distboot-probed", partial(self._serve, connection))
+                else:
+                    connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, suppress(OSError):
+                _answer(connection, self.token)
+        finally:
+            self._free.release()
+
+
+def _answer(connection: socket.socket, token: str) -> None:
+    """The neighbor's part."""
+    connection.settimeout(_ANSWER)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    shown = _receive(connection, len(token))
+    if not hmac.compare_digest(shown, token.encode()):
+        return
+    for _ in range(_ROUND_TRIPS):
+        connection.sendall(_receive(connection, len(_PING)))
+    received, seconds = _count(connection)
+    connection.sendall(_COUNT.pack(received, max(int(seconds * 1e6), 1)))
+
+
+def _count(connection: socket.socket) -> tuple[int, float]:
+    """Bytes that arrive, and the seconds from the first to the last of them."""
+    room = bytearray(_CHUNK)
+    total = connection.recv_into(room)
+    begin = time.perf_counter()
+    last = begin
+    first = total
+    while total and last < begin + _RECEIVING:
+        count = connection.recv_into(room)
+        if not count:
+            break
+        total += count
+        last = time.perf_counter()
+    return total - first, last - begin
+
+
+def probe(question: Probe, host_of_rank_0: str) -> Probed:
+    """Probe the link to a neighbor; that it cannot be reached is an answer, too."""
+    host = question.host or host_of_rank_0
+    where = format_address(host, question.port)
+    try:
+        with socket.create_connection((host, question.port), _CONNECT) as connection:
+            round_trip, rate = _measure(connection, question.token)
+    except TimeoutError:
+        return Probed(question.number, problem=f"no answer from {where} in time")
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Probed(question.number, problem=f"{where}: {why}"[:200])
+    return Probed(question.number, round_trip, rate)
+
+
+def _measure(connection: socket.socket, token: str) -> tuple[float, float]:
+    """The prober's part: the shortest round trip in seconds, and bytes a second."""
+    connection.settimeout(_ANSWER)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(token.encode())
+    times = []
+    for _ in range(_ROUND_TRIPS):
+        begin = time.perf_counter()
+        connection.sendall(_PING)
+        _receive(connection, len(_PING))
+        times.append(time.perf_counter() - begin)
+    _send(connection)
+    received, microseconds = _COUNT.unpack(_receive(connection, _COUNT.size))
+    return min(times), received * 1e6 / max(microseconds, 1)
+
+
+def _send(connection: socket.socket) -> None:
+    """Send for a moment; the neighbor may stop to read before that."""
+    data = bytes(_CHUNK)
+    end = time.perf_counter() + _SENDING
+    with suppress(OSError):
+        while time.perf_counter() < end:
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; `OSError`: they do not come."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionError("it closed the connection")
+        data += more
+    return data

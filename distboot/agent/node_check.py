@@ -1,0 +1,108 @@
+"""The part of one agent in the check of all nodes (`job/check`): the first agent of each node.
+
+It looks at its node, answers the probe of one neighbor, and probes the other one. Each may wait,
+for a driver or a network, so each is done in a thread; the loop hears what a thread has found.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import time
+from contextlib import suppress
+from functools import partial
+
+from ..base.text import without_mapping
+from ..base.threads import start_without_signals
+from ..host.accelerators import has_nvidia_smi
+from ..job.messages import NodeSeen, Probe, Probeable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .link_probe import LinkServer
+    from .loop import EventLoop
+    from .participant import Participant
+
+_LONGEST = 200  # characters of a text
+_MOST = 20  # texts
+_CLOSES = 6.0  # seconds after which no neighbor asks any more
+
+
+class NodeCheck:
+    """Looks at this node for the agent of `rank`, the first rank here."""
+
+    def __init__(self, role: Participant, loop: EventLoop, rank: int) -> None:
+        self._role = role
+        self._loop = loop
+        self._rank = rank
+        self._found: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._server: LinkServer | None = None
+        loop.add_reader(self._woken, self._take)
+
+    def begin(self, pid: int, *, is_rank: bool, has_neighbors: bool) -> None:
+        """Look at this node; see `host.node_state.look`."""
+        if has_neighbors:
+            self._meet_neighbors()
+        elif not has_nvidia_smi():  # one node, which has nothing to look at
+            self._tell(NodeSeen())
+            return
+        look = partial(_look, pid, is_rank=is_rank)
+        start_without_signals("distboot-check", lambda: self._tell(look()))
+
+    def _meet_neighbors(self) -> None:
+        from .link_probe import LinkServer  # here, as a job of one node has none
+
+        with suppress(OSError):  # without a port it cannot be probed, and does not probe
+            self._server = LinkServer()
+            self._tell(Probeable(self._server.port, self._server.token))
+            self._role.probe = self._probe
+            self._loop.call_at(time.monotonic() + _CLOSES, self.close)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _probe(self, question: Probe) -> None:
+        from .link_probe import probe
+
+        host = self._host_of_rank_0()
+        start_without_signals("distboot-probe", lambda: self._tell(probe(question, host)))
+
+    def _host_of_rank_0(self) -> str:
+        """Its address, as this agent is connected to it; empty on rank 0's own."""
+        for connection in self._role.peers:
+            if self._rank == 0:
+                break
+            with suppress(OSError):
+                return address_of_peer(connection.socket)
+        return ""
+
+    def _tell(self, message: object) -> None:
+        """Let the loop take a message, from any thread."""
+        self._found.put(message)
+        with suppress(OSError):
+            os.write(self._wake, b"\0")
+
+    def _take(self, now: float) -> None:
+        os.read(self._woken, 100)
+        while not self._found.empty():
+            self._role.take(self._rank, self._found.get(), now)
+
+
+def address_of_peer(connection: socket.socket) -> str:
+    """The address at the other end: `"10.0.0.7"`, `"fe80::1%eth0"`."""
+    flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    host, _ = socket.getnameinfo(connection.getpeername(), flags)
+    return without_mapping(host)
+
+
+def _look(pid: int, *, is_rank: bool) -> NodeSeen:
+    from ..host import node_state  # here, in the thread, as it takes a moment
+
+    seen = node_state.look(pid, is_rank=is_rank)
+    names = {name: value[:_LONGEST] for name, value in seen.names.items()}
+    problems = [problem[:_LONGEST] for problem in seen.problems[:_MOST]]
+    return NodeSeen(seen.amounts, names, tuple(problems))

@@ -1,0 +1,295 @@
+"""The check of all nodes, between the roll call and the start, as a service of the job.
+
+The first agent of each node looks at its node (`NodeSeen`), and waits for its neighbor
+(`Probeable`). Rank 0 lets each node probe the next one, all at the same time (`Probe`): the links
+are a ring. Then it compares all nodes and all links with the median (`node_findings`).
+
+    look       until each node waits for its neighbor, or `_LOOK` seconds
+    probe      until each link was probed
+    again      only the links that are odd, at most twice: a busy host slows down a link for a moment
+    over       when all of this is done and each node was seen, or `LIMIT` seconds after the start
+
+A link counts as odd when each of its probes was. Until the check is over no rank starts its
+framework (`Keys.held`): that costs nothing while ranks still import theirs. A finding is a
+warning; with DISTBOOT_CHECK=stop the job ends for it.
+
+An agent whose own DISTBOOT_CHECK is `off` says that it has seen nothing, and cannot be probed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from operator import attrgetter
+
+from ..base.errors import CODES, DistbootError
+from ..base.text import escape_control
+from ..rendezvous.messages import READY
+from .effects import Conclude, Record, Say, Send
+from .facts import Facts
+from .keys import Keys
+from .messages import NodeSeen, Probe, Probeable, Probed
+from .node_findings import Finding, Link, odd_links, odd_nodes
+from .root_cause import RankState, from_check
+from .service import Emit, Service
+
+_STOP = "stop"  # a value of DISTBOOT_CHECK
+LIMIT = 3.0  # seconds for the whole check, at any size
+_LOOK = 0.8  # seconds for all nodes to wait for their neighbors
+_PROBES = 3  # of a link that is odd
+_MOST_AGAIN = 8  # links that are probed again
+_MOST_PRINTED = 20
+_HINT = (
+    "start the job without that host (srun --exclude=HOST, or the hostfile of mpirun), or set "
+    "DISTBOOT_CHECK=warn"
+)
+_NOT_IN_TIME = "its probe has not ended in time"
+
+
+@dataclass
+class _Node:
+    """One node, as its first agent reports it."""
+
+    number: int
+    rank: int  # the first one there
+    host: str
+    seen: NodeSeen | None = None
+    at: Probeable | None = None
+    probes: list[Probed] = field(default_factory=list)  # of the link to the next node
+    awaits: int = 0  # number of the probe that is to be answered; 0: none
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it waits for its neighbor, or will not."""
+        return self.at is not None or self.seen is not None
+
+    def give_up(self) -> None:
+        """No answer counts any more."""
+        if self.awaits:
+            self.probes.append(Probed(self.awaits, problem=_NOT_IN_TIME))
+            self.awaits = 0
+
+
+_awaits = attrgetter("awaits")
+_is_settled = attrgetter("is_settled")
+_seen = attrgetter("seen")
+_probes = attrgetter("probes")
+
+
+class CheckService(Service):
+    """Compares all nodes, and the links between them."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        emit: Emit,
+        keys: Keys,
+        addresses: Mapping[int, str],  # of other nodes, by their first rank
+    ) -> None:
+        super().__init__(facts, emit)
+        self._keys = keys
+        self._addresses = addresses
+        self._nodes = _nodes_of(facts.members)
+        self._by_rank = {node.rank: node for node in self._nodes}
+        self._began = inf  # inf: not yet
+        self._number = 0  # of the last probe; 0: none yet
+        self._is_over = not facts.settings.checks
+        if not self._is_over:
+            keys.held = READY
+        self.handlers = {
+            Probeable: self._probeable,
+            NodeSeen: self._seen,
+            Probed: self._probed,
+        }
+
+    def tick(self, now: float) -> None:
+        if not self._is_over:
+            self._go_on(now)
+
+    def due(self) -> float:
+        if self._is_over:
+            return inf
+        if self._began == inf:
+            return -inf
+        if not self._number:
+            return self._began + _LOOK
+        return self._began + LIMIT
+
+    def left(self, member: RankState, why: str) -> None:
+        """The agent of a node is gone, which is no matter of this check."""
+        del why
+        node = self._by_rank.get(member.rank)
+        if node is not None and node.seen is None:
+            node.seen = NodeSeen()
+            node.at = None
+            node.awaits = 0
+
+    # What nodes report; an agent that is not the first one of its node has nothing to report
+
+    def _probeable(self, member: RankState, message: Probeable, now: float) -> None:
+        node = self._by_rank.get(member.rank)
+        if node is not None:
+            node.at = message
+            self.tick(now)
+
+    def _seen(self, member: RankState, message: NodeSeen, now: float) -> None:
+        node = self._by_rank.get(member.rank)
+        if node is not None:
+            node.seen = message
+            self.tick(now)
+
+    def _probed(self, member: RankState, message: Probed, now: float) -> None:
+        node = self._by_rank.get(member.rank)
+        if node is not None and node.awaits == message.number:
+            node.awaits = 0
+            node.probes.append(message)
+            self.tick(now)
+
+    # The check
+
+    def _go_on(self, now: float) -> None:
+        self._began = min(self._began, now)
+        if now >= self._began + LIMIT:
+            self._end(now)
+        elif not self._number:
+            self._begin_to_probe(now)
+        elif not any(map(_awaits, self._nodes)):
+            self._probe_again(now)
+
+    def _begin_to_probe(self, now: float) -> None:
+        is_late = now >= self._began + _LOOK
+        if is_late or all(map(_is_settled, self._nodes)):
+            self._probe(self._nodes)
+            self._go_on(now)
+
+    def _probe_again(self, now: float) -> None:
+        """Probe the odd links again; without any, the check ends once all nodes were seen."""
+        odd: list[Finding] = []
+        if self._number < _PROBES:
+            odd = self._odd_links()
+        if odd:
+            again = odd[:_MOST_AGAIN]
+            self._probe(self._nodes[finding.node] for finding in again)
+        elif all(map(_seen, self._nodes)):
+            self._end(now)
+
+    def _probe(self, nodes: Iterable[_Node]) -> None:
+        """Let these nodes probe the next one, as far as both can."""
+        self._number += 1
+        for node in nodes:
+            neighbor = self._nodes[self._after(node)]
+            is_alone = node is neighbor
+            if is_alone or node.at is None or neighbor.at is None:
+                continue
+            node.awaits = self._number
+            probe = Probe(
+                number=self._number,
+                host=self._addresses.get(neighbor.rank, ""),
+                port=neighbor.at.port,
+                token=neighbor.at.token,
+            )
+            self._emit(Send(probe, (node.rank,)))
+
+    def _after(self, node: _Node) -> int:
+        return (node.number + 1) % len(self._nodes)
+
+    def _odd_links(self) -> list[Finding]:
+        links = []
+        for node in filter(_probes, self._nodes):
+            link = Link(
+                node.number,
+                self._after(node),
+                node.probes,
+            )
+            links.append(link)
+        return odd_links(links, self._hosts())
+
+    def _hosts(self) -> list[str]:
+        """The names of all nodes, with their numbers where two have the same."""
+        counts = Counter(map(attrgetter("host"), self._nodes))
+        found = []
+        for node in self._nodes:
+            name = node.host
+            if counts[name] > 1:
+                name = f"{name} (node {node.number})"
+            found.append(name)
+        return found
+
+    def _end(self, now: float) -> None:
+        """Report what was found, and let the ranks start, or end the job."""
+        self._is_over = True
+        findings = []
+        seen = {}
+        for node in self._nodes:
+            node.give_up()
+            if node.seen is None:
+                text = f"its check has not ended within {LIMIT:g} s"
+                findings.append(Finding(node.number, text))
+            else:
+                seen[node.number] = node.seen
+        findings += odd_nodes(seen)
+        findings += self._odd_links()
+        hosts = self._hosts()
+        lines = [f"{hosts[finding.node]}: {finding.text}" for finding in findings]
+        details = {
+            "seconds": round(now - self._began, 3),
+            "findings": lines,
+        }
+        self._emit(Record("checked", None, details))
+        if findings and self._facts.settings.check == _STOP:
+            self._stop(findings[0].node, lines)
+        else:
+            self._warn(lines)
+        self._keys.let_start()
+
+    def _warn(self, lines: list[str]) -> None:
+        for line in lines[:_MOST_PRINTED]:
+            said = Say(
+                f"warning: {line}",
+                event="check",
+                details={"finding": line},
+            )
+            self._emit(said)
+        more = len(lines) - _MOST_PRINTED
+        if more > 0:
+            self._emit(Say(f"warning: {more} more findings of the check"))
+
+    def _stop(self, node: int, lines: list[str]) -> None:
+        """The job does not start: all ranks get the error, or end for it."""
+        text = "; ".join(lines[:_MOST_PRINTED])
+        error = DistbootError(
+            "node-check",
+            text,
+            _HINT,
+        )
+        if self._facts.is_starting:
+            self._keys.fail_start(error)
+            return
+        cause = from_check(
+            self._nodes[node].rank,
+            lines,
+            CODES["node-check"][0],
+        )
+        conclusion = Conclude(
+            cause,
+            cause.headline,
+            kind="check",
+        )
+        self._emit(conclusion)
+
+
+def _nodes_of(members: Mapping[int, RankState]) -> list[_Node]:
+    """All nodes of the job, in their order."""
+    first = [member for member in members.values() if member.local_rank == 0]
+    first.sort(key=attrgetter("node_rank"))
+    found = []
+    for member in first:
+        node = _Node(
+            member.node_rank,
+            member.rank,
+            escape_control(member.host),
+        )
+        found.append(node)
+    return found

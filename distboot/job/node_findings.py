@@ -1,0 +1,213 @@
+"""What differs between the nodes of a job, or their links, and should not. Pure.
+
+A node or link is compared with the median of all. Text begins after the name of the host:
+`"1.1 Gbit/s to node-8, median of the others 94 Gbit/s"`.
+
+| what             | is odd when                                                     |
+|------------------|-----------------------------------------------------------------|
+| name             | it is not that of most nodes                                    |
+| amount           | it is less than half the median, and below the amount that is enough |
+| link: rate       | it is less than a quarter of the median                         |
+| link: round trip | it is over ten times the median, and 5 ms more                  |
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
+
+from ..base.text import escape_control
+from .messages import NodeSeen, Probed
+
+_LESS = 2.0
+_SLOWER = 4.0
+_LONGER = 10.0
+_MORE_SECONDS = 0.005
+_GIB = float(1 << 30)
+_TWO_DIGITS = 10.0  # from there on no fraction is shown
+V = TypeVar("V")
+# Above that no amount is too low, in bytes
+_ENOUGH = {
+    "free memory": 64 * _GIB,
+    "free space in /dev/shm": 8 * _GIB,
+    "free space in the work folder": 100 * _GIB,
+    "memory that may be locked": 64 * _GIB,
+}
+
+
+class Finding(NamedTuple):
+    """What is wrong with a node."""
+
+    node: int
+    text: str  # reads well after the name of its host, and a colon
+
+
+class Link(NamedTuple):
+    """The link from one node to another one, as it was probed."""
+
+    start: int
+    end: int
+    probes: Sequence[Probed]
+
+    @property
+    def rate(self) -> float:
+        """That of the best probe, in bytes a second; 0.0: none has reached the other node."""
+        rates = [probe.rate for probe in self.probes]
+        return max(rates)
+
+    @property
+    def round_trip(self) -> float:
+        """The shortest one of all probes, in seconds; infinite: likewise."""
+        return min(map(_round_trip, self.probes))
+
+    @property
+    def problem(self) -> str:
+        """Why the last probe has not reached the other node."""
+        return self.probes[-1].problem
+
+
+_rate = attrgetter("rate")
+
+
+def _round_trip(probe: Probed) -> float:
+    if probe.problem:
+        return inf
+    return probe.round_trip
+
+
+class _Usual(NamedTuple):
+    """The medians of all links that work."""
+
+    rate: float
+    round_trip: float
+
+    def describe(self, link: Link, other: str) -> str:
+        """What is wrong with a link to a host; empty: nothing is."""
+        if not link.rate:
+            return f"does not reach {other}: {escape_control(link.problem)}"
+        if link.rate < self.rate / _SLOWER:
+            here = _as_rate(link.rate)
+            return f"{here} to {other}, median of the others {_as_rate(self.rate)}"
+        most = max(
+            self.round_trip * _LONGER,
+            self.round_trip + _MORE_SECONDS,
+        )
+        if link.round_trip > most:
+            here = f"a round trip of {_as_time(link.round_trip)}"
+            return f"{here} to {other}, median of the others {_as_time(self.round_trip)}"
+        return ""
+
+
+def odd_links(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
+    """The links that are slower than the others, or do not work.
+
+    Args:
+        links: all of them.
+        hosts: the name of each node.
+    """
+    working = list(filter(_rate, links))
+    usual = _Usual(0.0, inf)
+    if working:
+        rates = sorted(map(_rate, working))
+        times = sorted(map(attrgetter("round_trip"), working))
+        # Of two links the better one is the usual one
+        usual = _Usual(
+            rates[len(rates) // 2],
+            times[(len(times) - 1) // 2],
+        )
+    found = []
+    for link in links:
+        text = usual.describe(link, hosts[link.end])
+        if text:
+            found.append(Finding(link.start, text))
+    return found
+
+
+def odd_nodes(seen: Mapping[int, NodeSeen]) -> list[Finding]:
+    """What is wrong with nodes, or differs from most others; `seen`: by node."""
+    found = []
+    names: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    amounts: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for node, one in seen.items():
+        for problem in one.problems:
+            found.append(Finding(node, escape_control(problem)))
+        _add(names, node, one.names)
+        _add(amounts, node, one.amounts)
+    for name, values in sorted(names.items()):
+        found += _odd_names(name, {node: values.get(node, "none") for node in seen})
+    for name, sizes in sorted(amounts.items()):
+        found += _low_amounts(name, sizes)
+    return found
+
+
+def _add(table: dict[str, dict[int, V]], node: int, row: Mapping[str, V]) -> None:
+    for name, value in row.items():
+        table[name][node] = value
+
+
+def _odd_names(name: str, values: Mapping[int, str]) -> list[Finding]:
+    counts = Counter(values.values())
+    usual, _ = counts.most_common(1)[0]
+    found = []
+    for node, value in values.items():
+        if value != usual:
+            here = escape_control(value)
+            text = f"{name}: {here}, most have {escape_control(usual)}"
+            found.append(Finding(node, text))
+    return found
+
+
+def _low_amounts(name: str, amounts: Mapping[int, float]) -> list[Finding]:
+    ordered = sorted(amounts.values())
+    median = ordered[len(ordered) // 2]
+    least = median / _LESS
+    show: Callable[[float], str] = "{:g}".format
+    if name in _ENOUGH:
+        least = min(least, _ENOUGH[name])
+        show = _as_size
+    found = []
+    for node, amount in amounts.items():
+        if amount < least:
+            here = show(amount)
+            text = f"{name}: {here}, median of all nodes {show(median)}"
+            found.append(Finding(node, text))
+    return found
+
+
+def _as_rate(rate: float) -> str:
+    """Bytes a second as networks count them: `"1.1 Gbit/s"`."""
+    return _with_unit(
+        rate * 8,
+        1000.0,
+        ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"),
+    )
+
+
+def _as_size(size: float) -> str:
+    """`"7.5 GiB"`."""
+    return _with_unit(
+        size,
+        1024.0,
+        ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"),
+    )
+
+
+def _with_unit(value: float, step: float, units: Sequence[str]) -> str:
+    *small, largest = units
+    unit = largest
+    for each in small:
+        if value < step:
+            unit = each
+            break
+        value /= step
+    text = f"{value:.1f}".removesuffix(".0")
+    if value >= _TWO_DIGITS:
+        text = f"{value:.0f}"
+    return f"{text} {unit}"
+
+
+def _as_time(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"

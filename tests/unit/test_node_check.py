@@ -1,0 +1,394 @@
+"""The check between the roll call and the start: what rank 0 makes of nodes and links, and how a link is probed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rendezvous_peers import record
+from supervised import until
+
+from distboot.agent import link_probe
+from distboot.base.settings import SupervisionSettings
+from distboot.host import node_state, nvidia_smi
+from distboot.job.effects import Record, Reply, Say, Send, Tell
+from distboot.job.facts import Facts
+from distboot.job.job import Job
+from distboot.job.keys import Keys
+from distboot.job.messages import NodeSeen, Probe, Probeable, Probed
+from distboot.job.root_cause import ranks_of
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.messages import Failed, Go, Ready
+
+GIB = float(1 << 30)
+USUAL = Probed(0, 0.0002, 12e9)  # of a network of 100 Gbit/s
+
+
+class Checked:
+    """Rank 0's job of a few nodes with one rank each, and what it has printed."""
+
+    def __init__(self, nodes: int = 4, mode: str = "warn", hosts: Sequence[str] = ()) -> None:
+        hosts = hosts or [f"node-{number}" for number in range(nodes)]
+        membership = Membership(tuple(hosts), tuple((number,) for number in range(nodes)))
+        members = {member.rank: member for member in ranks_of(membership)}
+        for member in members.values():
+            member.is_local = member.rank == 0
+        addresses = {number: f"10.0.0.{number}" for number in range(1, nodes)}
+        settings = SupervisionSettings(grace=30.0, check=mode)
+        table = JoinTable(nodes)
+        for number in range(nodes):
+            table.add(record(number, nodes))
+        self.facts = Facts(members, settings, is_held=True)
+        self.facts.is_starting = True
+        self.job = Job(self.facts, Keys(membership, table), addresses=addresses)
+        self.now = 100.0
+        self.said: list[str] = []
+        self.probes: list[tuple[int, Probe]] = []
+        self.replies: list[object] = []
+        self.findings: list[str] | None = None
+        self._tick()
+
+    def take(self, rank: int, message: object) -> None:
+        self._apply(self.job.take(rank, message, self.now))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._tick()
+
+    def see(self, **odd: NodeSeen) -> None:
+        """All nodes report; those named `node_3` something of their own."""
+        for rank in range(len(self.facts.members)):
+            self.take(rank, Probeable(4000 + rank, f"token {rank}"))
+        for rank in range(len(self.facts.members)):
+            self.take(rank, odd.get(f"node_{rank}", NodeSeen({"free memory": 900 * GIB})))
+
+    def answer(self, **odd: Probed) -> None:
+        """Answer all probes that were asked for; the links from those named `node_3` so."""
+        probes, self.probes = self.probes, []
+        for rank, probe in probes:
+            found = odd.get(f"node_{rank}", USUAL)
+            self.take(rank, Probed(probe.number, found.round_trip, found.rate, found.problem))
+
+    def _tick(self) -> None:
+        self._apply(self.job.tick(self.now))
+
+    def _apply(self, effects: Sequence[object]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, Probe):
+                (rank,) = effect.ranks
+                self.probes.append((rank, effect.message))
+            elif isinstance(effect, Say):
+                self.said.append(effect.text)
+            elif isinstance(effect, Record) and effect.event == "checked":
+                self.findings = effect.details["findings"]
+            elif isinstance(effect, Send) and isinstance(effect.message, Go):
+                self.replies.append(effect.message)
+            elif isinstance(effect, Reply | Tell):
+                self.replies.append(effect)
+
+
+def test_ring_of_links_is_probed_and_nothing_found() -> None:
+    job = Checked()
+    job.see()
+    asked = [(rank, probe.host, probe.port, probe.token) for rank, probe in job.probes]
+    assert asked == [
+        (0, "10.0.0.1", 4001, "token 1"),
+        (1, "10.0.0.2", 4002, "token 2"),
+        (2, "10.0.0.3", 4003, "token 3"),
+        (3, "", 4000, "token 0"),
+    ]
+    job.answer()
+    assert job.findings == []
+    assert job.said == []
+
+
+ODD_LINKS = {
+    "slow": (
+        Probed(0, 0.0002, 1.1e9 / 8),
+        "node-2: 1.1 Gbit/s to node-3, median of the others 96 Gbit/s",
+    ),
+    "far": (
+        Probed(0, 0.05, 12e9),
+        "node-2: a round trip of 50 ms to node-3, median of the others 0.2 ms",
+    ),
+    "broken": (
+        Probed(0, problem="no answer from 10.0.0.3:4003 in time"),
+        "node-2: does not reach node-3: no answer from 10.0.0.3:4003 in time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("link", "finding"), ODD_LINKS.values(), ids=ODD_LINKS)
+def test_odd_link_is_probed_three_times_and_named(link: Probed, finding: str) -> None:
+    job = Checked()
+    job.see()
+    job.answer(node_2=link)
+    for _ in range(2):
+        assert [rank for rank, _ in job.probes] == [2]
+        job.answer(node_2=link)
+    assert job.findings == [finding]
+    assert job.said == [f"warning: {finding}"]
+
+
+def test_link_that_is_slow_once_is_not_named() -> None:
+    job = Checked()
+    job.see()
+    job.answer(node_1=Probed(0, 0.03, 1e6))
+    job.answer()
+    assert job.findings == []
+
+
+def test_of_two_links_the_slower_one_is_odd() -> None:
+    job = Checked(nodes=2)
+    job.see()
+    for _ in range(3):
+        job.answer(node_1=Probed(0, 0.0002, 1e9))
+    assert job.findings == ["node-1: 8 Gbit/s to node-0, median of the others 96 Gbit/s"]
+
+
+ODD_NODES = {
+    "memory": (
+        NodeSeen({"free memory": 3 * GIB}),
+        "node-1: free memory: 3 GiB, median of all nodes 900 GiB",
+    ),
+    "problem": (
+        NodeSeen(problems=("accelerator 3 is slowed down: heat",)),
+        "node-1: accelerator 3 is slowed down: heat",
+    ),
+    "control": (NodeSeen(problems=("\x1b[31m\nred",)), "node-1: \\x1b[31m\\nred"),
+}
+
+
+@pytest.mark.parametrize(("seen", "finding"), ODD_NODES.values(), ids=ODD_NODES)
+def test_odd_node_is_named(seen: NodeSeen, finding: str) -> None:
+    job = Checked()
+    job.see(node_1=seen)
+    job.answer()
+    assert job.findings == [finding]
+
+
+def test_accelerators_of_another_kind_are_named() -> None:
+    job = Checked()
+    usual = NodeSeen(names={"accelerators": "8 x H100"})
+    job.see(
+        node_0=usual,
+        node_1=usual,
+        node_2=NodeSeen(names={"accelerators": "7 x H100"}),
+        node_3=usual,
+    )
+    job.answer()
+    assert job.findings == ["node-2: accelerators: 7 x H100, most have 8 x H100"]
+
+
+def test_hosts_of_one_name_have_numbers() -> None:
+    job = Checked(hosts=["a\nb", "a\nb", "c", "d"])
+    job.see(node_1=NodeSeen(problems=("bad",)))
+    job.answer()
+    assert job.findings == ["a\\nb (node 1): bad"]
+
+
+def test_check_ends_after_three_seconds() -> None:
+    job = Checked()
+    for rank in range(3):  # nothing is heard of node 3
+        job.take(rank, Probeable(4000 + rank, "token"))
+    job.take(0, NodeSeen())
+    job.take(1, NodeSeen())
+    job.wait(0.8)
+    assert [rank for rank, _ in job.probes] == [0, 1]
+    job.wait(2.3)
+    assert job.findings == [
+        "node-2: its check has not ended within 3 s",
+        "node-3: its check has not ended within 3 s",
+        "node-0: does not reach node-1: its probe has not ended in time",
+        "node-1: does not reach node-2: its probe has not ended in time",
+    ]
+
+
+def test_ranks_start_when_the_check_is_over() -> None:
+    job = Checked(nodes=2)
+    for rank in range(2):
+        job.take(rank, Ready())
+    assert job.replies == []
+    job.see()
+    job.answer()
+    assert job.replies == [Go()]
+
+
+def test_rank_that_ends_meanwhile_fails_the_start() -> None:
+    job = Checked(nodes=2)
+    job.take(0, Ready())
+    job._apply(job.job.left(1, job.now))
+    assert [type(reply) for reply in job.replies] == [Reply, Reply]
+
+
+def test_stop_ends_the_start_on_all_ranks() -> None:
+    job = Checked(nodes=2, mode="stop")
+    for rank in range(2):
+        job.take(rank, Ready())
+    job.see(node_1=NodeSeen(problems=("accelerator 0 is slowed down: heat",)))
+    job.answer()
+    replies = [reply for reply in job.replies if isinstance(reply, Reply)]
+    assert [reply.rank for reply in replies] == [0, 1]
+    for reply in replies:
+        assert isinstance(reply.message, Failed)
+        code, text, _ = reply.message.problem
+        assert code == "node-check"
+        assert text == "node-1: accelerator 0 is slowed down: heat"
+    assert job.said == []
+
+
+def test_stop_ends_scripts_that_call_no_init() -> None:
+    job = Checked(nodes=2, mode="stop")
+    job.facts.is_starting = False
+    job.see(node_1=NodeSeen(problems=("broken",)))
+    job.answer()
+    (told,) = [reply for reply in job.replies if isinstance(reply, Tell)]
+    assert told.cause.headline == "the check before the start failed: node-1: broken"
+    assert told.cause.exit_code == 78
+    assert told.cause.ranks == (1,)
+
+
+def test_check_that_is_off_holds_nobody_up() -> None:
+    job = Checked(nodes=2, mode="off")
+    for rank in range(2):
+        job.take(rank, Ready())
+    assert job.replies == [Go()]
+    job.see(node_1=NodeSeen(problems=("broken",)))
+    assert job.findings is None
+
+
+# The probe of a link, over real sockets
+
+
+@pytest.fixture
+def server() -> Iterator[link_probe.LinkServer]:
+    found = link_probe.LinkServer()
+    yield found
+    found.close()
+
+
+def test_link_is_measured(server: link_probe.LinkServer) -> None:
+    found = link_probe.probe(Probe(7, "127.0.0.1", server.port, server.token), "")
+    assert found.number == 7
+    assert found.problem == ""
+    assert 0 < found.round_trip < 1
+    assert found.rate > 1e6
+
+
+def test_stranger_is_not_answered(server: link_probe.LinkServer) -> None:
+    found = link_probe.probe(Probe(1, "127.0.0.1", server.port, "0" * 32), "")
+    assert found.rate == 0
+    assert "it closed the connection" in found.problem or "reset" in found.problem
+
+
+def test_silent_strangers_do_not_keep_a_neighbor_out(server: link_probe.LinkServer) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    question = Probe(1, "127.0.0.1", server.port, server.token)
+    until(lambda: not link_probe.probe(question, "").problem)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_neighbor_that_floods_is_read_for_a_moment(server: link_probe.LinkServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as flood:
+        flood.settimeout(5)
+        flood.sendall(server.token.encode() + bytes(40))
+        begin = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() < begin + 5:
+                flood.sendall(bytes(1 << 20))
+    assert time.monotonic() < begin + 5
+
+
+def test_closed_port_and_silent_host_are_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        found = link_probe.probe(Probe(1, "", port, "token"), "127.0.0.1")
+    assert found.problem == f"no answer from 127.0.0.1:{port} in time"
+    found = link_probe.probe(Probe(1, "", port, "token"), "127.0.0.1")
+    assert found.problem == f"127.0.0.1:{port}: Connection refused"
+
+
+# Accelerators, with a stand-in for nvidia-smi: this machine has none
+
+SMI = """\
+#!/bin/sh
+case "$1" in
+--query-gpu=index,uuid,name,memory.total,memory.used) {old};;
+--query-gpu*) {devices};;
+--query-compute-apps*) echo "GPU-0, {pid}, 41980";;
+esac
+"""
+ROW = "echo '0, GPU-0, NVIDIA H100 80GB HBM3, 81559, {used}, {errors}, {bits}'"
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "nvidia-smi"
+
+
+def write(program: Path, devices: str, old: str = "exit 2", pid: object = "[N/A]") -> None:
+    program.write_text(SMI.format(devices=devices, old=old, pid=pid))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def test_healthy_accelerators_are_listed(smi: Path) -> None:
+    write(smi, ROW.format(used=4, errors=0, bits="0x0000000000000001"))
+    seen = node_state.look(os.getpid(), is_rank=False)
+    assert seen.names == {"accelerators": "1 x NVIDIA H100 80GB HBM3 (79.6 GiB)"}
+    assert seen.problems == []
+    assert seen.amounts.keys() >= {"free memory", "CPUs", "memory that may be locked"}
+
+
+def test_faults_of_accelerators_are_told(smi: Path) -> None:
+    write(smi, ROW.format(used=41984, errors=2, bits="0x0000000000000048"), pid=1)
+    seen = node_state.look(os.getpid(), is_rank=True)
+    *faults, in_use = seen.problems
+    assert faults == [
+        "accelerator 0 has 2 uncorrected errors of its memory",
+        "accelerator 0 is slowed down: hardware and heat",
+    ]
+    assert in_use.startswith("accelerator 0 has 41 GiB of 79.6 GiB in use, 41 GiB by process 1 (")
+
+
+def test_memory_without_a_visible_owner_is_told(smi: Path) -> None:
+    write(smi, ROW.format(used=41984, errors="[N/A]", bits="[N/A]"))
+    in_use = "accelerator 0 has 41 GiB of 79.6 GiB in use, by no process that is visible here"
+    assert node_state.look(os.getpid(), is_rank=False).problems == [in_use]
+    assert node_state.look(os.getpid(), is_rank=True).problems == []  # it may be a rank's
+
+
+def test_memory_of_this_job_is_its_own(smi: Path) -> None:
+    write(smi, ROW.format(used=41984, errors=0, bits="0x0"), pid=os.getpid())
+    assert node_state.look(os.getpid(), is_rank=True).problems == []
+
+
+def test_program_without_a_field_is_asked_for_less(smi: Path) -> None:
+    write(smi, "exit 2", old="echo '0, GPU-0, Tesla T4, 15360, 3'")
+    assert node_state.look(os.getpid(), is_rank=False).names == {
+        "accelerators": "1 x Tesla T4 (15 GiB)"
+    }
+
+
+def test_driver_that_hangs_is_named(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_state, "_LIMIT", 0.2)
+    write(smi, "exec sleep 60")
+    (problem,) = node_state.look(os.getpid(), is_rank=False).problems
+    assert (
+        problem == "nvidia-smi has not answered in time: a driver that hangs, or is slow to start"
+    )
+
+
+def test_program_that_is_broken_is_no_problem(smi: Path) -> None:
+    smi.write_text("not a program")
+    smi.chmod(0o755)
+    assert node_state.look(os.getpid(), is_rank=False).problems == []
+    assert nvidia_smi.devices(1.0) == []
