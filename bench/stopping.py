@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 import jobs  # noqa: E402
-from delay import slow_host  # noqa: E402
+from bad_link import bad_link  # noqa: E402
 from hosts import Hosts, Slurm, side_by_side  # noqa: E402 - shared with the tests
 from measure import PYTHON, Effort, Series, UnmeasuredError, clean_environ, last_line  # noqa: E402
 from page import Section, Table, promise  # noqa: E402
@@ -178,7 +178,7 @@ def _on_hosts(launcher: str) -> Iterator[tuple[Path, Callable[[str, Path], _Comm
         if launcher == "srun":
             stack.enter_context(Slurm.up(hosts))
         if launcher == "slow":
-            stack.enter_context(slow_host(hosts, "nodeb", _DELAY))
+            stack.enter_context(bad_link(hosts, "nodeb", delay=_DELAY))
         environ = hosts.environment(
             clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE="")
         )

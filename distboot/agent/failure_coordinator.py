@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from ..base.table import first_that_holds
-from ..base.text import writes_json
+from ..base.text import first_line, writes_json
 from ..job import effects as of_job
 from ..job import messages
 from ..job.root_cause import RootCause
@@ -52,6 +52,7 @@ class FailureCoordinator(RankConnections):
             of_job.Record: self._record,
             of_job.Tell: self._tell,
             of_job.Remind: self._remind,
+            of_job.Blame: self._blame,
             of_job.QuestionPeers: lambda _, now: self._question_peers(now),
         }
         self._executors[Go] = self._go
@@ -164,6 +165,23 @@ class FailureCoordinator(RankConnections):
 
     def _remind(self, effect: of_job.Remind, _: float) -> None:
         self._send_to_agents(_abort(effect.cause), (effect.rank,))
+
+    def _blame(self, effect: of_job.Blame, _: float) -> None:
+        """Add a host to the file of bad hosts."""
+        path = self.settings.bad_hosts
+        if path is None:
+            return
+        from .bad_hosts import append  # here, as few jobs have such a file
+
+        try:
+            append(
+                path,
+                effect.host,
+                effect.why,
+            )
+        except (OSError, ValueError) as error:
+            why = first_line(error)
+            self.say(f"warning: the file of bad hosts was not written: {why}")
 
     def _words_for(self, cause: RootCause) -> str:
         """The headline, and what follows it, unless the rank that failed prints that on this node."""

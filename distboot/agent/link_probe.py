@@ -36,7 +36,6 @@ _CHUNK = 1 << 18  # bytes
 _PING = bytes(8)
 _COUNT = struct.Struct("!QQ")
 _MOST_CONNECTIONS = 4  # at a time
-_MOST_ACCEPTED = 100  # in all
 
 
 class LinkServer:
@@ -61,7 +60,7 @@ class LinkServer:
 
     def _accept(self) -> None:
         with suppress(OSError):  # it is closed
-            for _ in range(_MOST_ACCEPTED):
+            while True:
                 connection, _ = self._listener.accept()
                 if self._free.acquire(blocking=False):
                     start_without_signals("distboot-probed", partial(self._serve, connection))

@@ -79,6 +79,12 @@ SETTINGS = (
         page="../how-to/check-a-cluster.md",
     ),
     Setting(
+        "DISTBOOT_BAD_HOSTS_FILE",
+        "a file on rank 0's host, to which hosts are added that failed the check, that were lost, "
+        "or where a device failed first: one a line, as `srun --exclude=` reads it",
+        page="../how-to/bad-hosts.md",
+    ),
+    Setting(
         "DISTBOOT_SECRET",
         "a text that all ranks of the job know and no one else: only processes that know it can "
         "join",
@@ -291,6 +297,7 @@ class SupervisionSettings(NamedTuple):
     # The provider whose stop notices count, "azure" or "aws"; empty: none
     stop_notice: str = ""
     notice_address: str = ""  # host and port of its metadata service
+    bad_hosts: str | None = None  # file of bad hosts, absolute
     check: str = "off"  # of all nodes before the start: off, warn or stop
 
     @property
@@ -317,6 +324,9 @@ def supervision_settings(
     file: str | None = value_of("DISTBOOT_REPORT", environ, report)
     if file is not None:
         file = os.path.abspath(file)  # now, as a script may change its directory
+    bad_hosts: str | None = value_of("DISTBOOT_BAD_HOSTS_FILE", environ)
+    if bad_hosts is not None:
+        bad_hosts = os.path.abspath(bad_hosts)
     return SupervisionSettings(
         grace_setting(environ, grace),
         file,
@@ -328,6 +338,7 @@ def supervision_settings(
         quit_shows=value_of("DISTBOOT_SIGQUIT", environ) == "stacks",
         stop_notice=value_of("DISTBOOT_STOP_NOTICE", environ),
         notice_address=value_of("DISTBOOT_NOTICE_ADDRESS", environ),
+        bad_hosts=bad_hosts,
         check=value_of("DISTBOOT_CHECK", environ, check),
     )
 

@@ -24,6 +24,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot launchers [--json]
        python -m distboot try [--as LAUNCH] script.py [arguments …]
        python -m distboot report [--json | --html FILE] job.jsonl
+       python -m distboot badhosts [FILE]
 
 Detects which process of a distributed training job this is, whatever launched it.
 
@@ -45,6 +46,8 @@ commands:
              node and on several, and print what goes wrong there
   report     print how a job ended from its journal, or make its report from that;
              also of a job that was killed, or still runs
+  badhosts   print the hosts of a file that DISTBOOT_BAD_HOSTS_FILE has made, with
+             commas, for srun --exclude
 
 `python -m distboot COMMAND --help` prints the options of each.
 """
@@ -59,6 +62,7 @@ _COMMANDS = {
     "stacks": ("..tools.stacks", "stacks"),
     "try": ("..tools.try_script", "try_script"),
     "report": ("..tools.report_command", "report"),
+    "badhosts": ("..tools.bad_hosts_command", "badhosts"),
 }
 _ASKS_FOR_HELP = {"-h", "--help"}
 # `run` refuses invalid settings itself: an option may override them.

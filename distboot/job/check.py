@@ -18,7 +18,7 @@ An agent whose own DISTBOOT_CHECK is `off` says that it has seen nothing, and ca
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -27,7 +27,7 @@ from operator import attrgetter
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control
 from ..rendezvous.messages import READY
-from .effects import Conclude, Record, Say, Send
+from .effects import Blame, Conclude, Record, Say, Send
 from .facts import Facts
 from .keys import Keys
 from .messages import NodeSeen, Probe, Probeable, Probed
@@ -58,23 +58,8 @@ class _Node:
     seen: NodeSeen | None = None
     at: Probeable | None = None
     probes: list[Probed] = field(default_factory=list)  # of the link to the next node
-    awaits: int = 0  # number of the probe that is to be answered; 0: none
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it waits for its neighbor, or will not."""
-        return self.at is not None or self.seen is not None
-
-    def give_up(self) -> None:
-        """No answer counts any more."""
-        if self.awaits:
-            self.probes.append(Probed(self.awaits, problem=_NOT_IN_TIME))
-            self.awaits = 0
 
 
-_awaits = attrgetter("awaits")
-_is_settled = attrgetter("is_settled")
-_seen = attrgetter("seen")
 _probes = attrgetter("probes")
 
 
@@ -93,6 +78,12 @@ class CheckService(Service):
         self._addresses = addresses
         self._nodes = _nodes_of(facts.members)
         self._by_rank = {node.rank: node for node in self._nodes}
+        numbers = range(len(self._nodes))
+        # The nodes that do not wait for their neighbors yet, and may; those that were not seen yet;
+        # and those that are to answer the last probe
+        self._unsettled = set(numbers)
+        self._unseen = set(numbers)
+        self._probing: set[int] = set()
         self._began = inf  # inf: not yet
         self._number = 0  # of the last probe; 0: none yet
         self._is_over = not facts.settings.checks
@@ -121,10 +112,11 @@ class CheckService(Service):
         """The agent of a node is gone, which is no matter of this check."""
         del why
         node = self._by_rank.get(member.rank)
-        if node is not None and node.seen is None:
-            node.seen = NodeSeen()
+        if node is not None:
             node.at = None
-            node.awaits = 0
+            self._unsettled.discard(node.number)
+            self._unseen.discard(node.number)
+            self._probing.discard(node.number)
 
     # What nodes report; an agent that is not the first one of its node has nothing to report
 
@@ -132,18 +124,22 @@ class CheckService(Service):
         node = self._by_rank.get(member.rank)
         if node is not None:
             node.at = message
+            self._unsettled.discard(node.number)
             self.tick(now)
 
     def _seen(self, member: RankState, message: NodeSeen, now: float) -> None:
         node = self._by_rank.get(member.rank)
         if node is not None:
             node.seen = message
+            self._unsettled.discard(node.number)
+            self._unseen.discard(node.number)
             self.tick(now)
 
     def _probed(self, member: RankState, message: Probed, now: float) -> None:
         node = self._by_rank.get(member.rank)
-        if node is not None and node.awaits == message.number:
-            node.awaits = 0
+        is_answer = message.number == self._number
+        if node is not None and is_answer and node.number in self._probing:
+            self._probing.discard(node.number)
             node.probes.append(message)
             self.tick(now)
 
@@ -155,12 +151,12 @@ class CheckService(Service):
             self._end(now)
         elif not self._number:
             self._begin_to_probe(now)
-        elif not any(map(_awaits, self._nodes)):
+        elif not self._probing:
             self._probe_again(now)
 
     def _begin_to_probe(self, now: float) -> None:
         is_late = now >= self._began + _LOOK
-        if is_late or all(map(_is_settled, self._nodes)):
+        if is_late or not self._unsettled:
             self._probe(self._nodes)
             self._go_on(now)
 
@@ -172,7 +168,7 @@ class CheckService(Service):
         if odd:
             again = odd[:_MOST_AGAIN]
             self._probe(self._nodes[finding.node] for finding in again)
-        elif all(map(_seen, self._nodes)):
+        elif not self._unseen:
             self._end(now)
 
     def _probe(self, nodes: Iterable[_Node]) -> None:
@@ -183,7 +179,7 @@ class CheckService(Service):
             is_alone = node is neighbor
             if is_alone or node.at is None or neighbor.at is None:
                 continue
-            node.awaits = self._number
+            self._probing.add(node.number)
             probe = Probe(
                 number=self._number,
                 host=self._addresses.get(neighbor.rank, ""),
@@ -220,15 +216,14 @@ class CheckService(Service):
     def _end(self, now: float) -> None:
         """Report what was found, and let the ranks start, or end the job."""
         self._is_over = True
+        for number in self._probing:
+            probe = Probed(self._number, problem=_NOT_IN_TIME)
+            self._nodes[number].probes.append(probe)
         findings = []
-        seen = {}
-        for node in self._nodes:
-            node.give_up()
-            if node.seen is None:
-                text = f"its check has not ended within {LIMIT:g} s"
-                findings.append(Finding(node.number, text))
-            else:
-                seen[node.number] = node.seen
+        for number in sorted(self._unseen):
+            text = f"its check has not ended within {LIMIT:g} s"
+            findings.append(Finding(number, text))
+        seen = {node.number: node.seen for node in self._nodes if node.seen is not None}
         findings += odd_nodes(seen)
         findings += self._odd_links()
         hosts = self._hosts()
@@ -238,11 +233,23 @@ class CheckService(Service):
             "findings": lines,
         }
         self._emit(Record("checked", None, details))
+        self._blame(findings)
         if findings and self._facts.settings.check == _STOP:
             self._stop(findings[0].node, lines)
         else:
             self._warn(lines)
         self._keys.let_start()
+
+    def _blame(self, findings: list[Finding]) -> None:
+        reasons: defaultdict[int, list[str]] = defaultdict(list)
+        for finding in findings:
+            reasons[finding.node].append(finding.text)
+        for number, texts in reasons.items():
+            blame = Blame(
+                self._nodes[number].host,
+                "; ".join(texts),
+            )
+            self._emit(blame)
 
     def _warn(self, lines: list[str]) -> None:
         for line in lines[:_MOST_PRINTED]:

@@ -57,11 +57,18 @@ class Remind(NamedTuple):
     rank: int
 
 
+class Blame(NamedTuple):
+    """Add a host to the file of bad hosts, if there is one."""
+
+    host: str
+    why: str
+
+
 class QuestionPeers(NamedTuple):
     """Ask the hosts that are silent whether they are there, as a signal has arrived here."""
 
 
-Effect = Send | Reply | Say | Record | Tell | Remind | QuestionPeers
+Effect = Send | Reply | Say | Record | Tell | Remind | Blame | QuestionPeers
 
 
 class Conclude(NamedTuple):

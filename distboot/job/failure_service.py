@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from .effects import Amend, Conclude, QuestionPeers, Record
+from .device_failure import is_of_device
+from .effects import Amend, Blame, Conclude, QuestionPeers, Record
 from .exit_status import ExitStatus
 from .facts import Facts
 from .first_failure import GATHERING, FailureReport, RootCauseAnalysis
@@ -123,8 +124,13 @@ class FailureService(Service):
         first = self._facts.members[cause.ranks[0]]
         end: ExitStatus | None = first.end or first.failing
         traceback = ""
+        is_hosts_fault = report.kind == "lost"
         if end is not None:
             traceback = end.traceback
+            is_hosts_fault |= is_of_device(end)
+        if is_hosts_fault:
+            why = cause.headline
+            self._emit(Blame(first.host, why))
         conclusion = Conclude(
             cause,
             cause.headline,

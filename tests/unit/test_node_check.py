@@ -17,7 +17,7 @@ from supervised import until
 from distboot.agent import link_probe
 from distboot.base.settings import SupervisionSettings
 from distboot.host import node_state, nvidia_smi
-from distboot.job.effects import Record, Reply, Say, Send, Tell
+from distboot.job.effects import Blame, Record, Reply, Say, Send, Tell
 from distboot.job.facts import Facts
 from distboot.job.job import Job
 from distboot.job.keys import Keys
@@ -53,6 +53,7 @@ class Checked:
         self.probes: list[tuple[int, Probe]] = []
         self.replies: list[object] = []
         self.findings: list[str] | None = None
+        self.blamed: list[Blame] = []
         self._tick()
 
     def take(self, rank: int, message: object) -> None:
@@ -90,6 +91,8 @@ class Checked:
                 self.findings = effect.details["findings"]
             elif isinstance(effect, Send) and isinstance(effect.message, Go):
                 self.replies.append(effect.message)
+            elif isinstance(effect, Blame):
+                self.blamed.append(effect)
             elif isinstance(effect, Reply | Tell):
                 self.replies.append(effect)
 
@@ -172,6 +175,24 @@ def test_odd_node_is_named(seen: NodeSeen, finding: str) -> None:
     job.see(node_1=seen)
     job.answer()
     assert job.findings == [finding]
+
+
+def test_host_is_blamed_once_for_all_findings() -> None:
+    job = Checked()
+    job.see(node_1=NodeSeen(problems=("one", "two")))
+    job.answer()
+    assert job.blamed == [Blame("node-1", "one; two")]
+
+
+def test_host_that_is_lost_is_blamed() -> None:
+    job = Checked(nodes=2, mode="off")
+    job.facts.is_starting = False
+    job.facts.members[1].pid = 1
+    job._apply(job.job.lost(1, "it is gone", job.now))
+    job.wait(10)
+    (blame,) = job.blamed
+    assert blame.host == "node-1"
+    assert blame.why.startswith("rank 1 became unreachable first: it is gone")
 
 
 def test_accelerators_of_another_kind_are_named() -> None:

@@ -1,0 +1,55 @@
+"""The file of bad hosts: one host a line, with when and why, for the next job to leave out.
+
+    node-7  # 2026-11-26T20:14:02Z 1.1 Gbit/s to node-8, median of the others 94 Gbit/s
+
+`srun --exclude=./bad-hosts` reads it as it is, and so do programs that read a hostfile. Rank 0's
+agent appends to it: each line is one write, so jobs may share a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+
+from ..base.text import escape_control, without_secret
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_LONGEST = 300  # characters of why
+
+
+def append(path: str, host: str, why: str) -> None:
+    """Add a host; `OSError`: the file cannot be written, `ValueError`: that is no name of a host."""
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{host!r} is not a valid name of a host")
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    reason = escape_control(without_secret(why))[:_LONGEST]
+    line = f"{host}  # {now} {reason}\n"
+    # Not through a link: that would write to a file which another user has chosen
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(path, flags, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        _write_whole(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def _write_whole(file: int, data: bytes) -> None:
+    """Write a line, or nothing of it: a disk may be full."""
+    written = os.write(file, data)
+    if written < len(data):
+        os.ftruncate(file, os.fstat(file).st_size - written)
+        raise OSError("the disk is full")
+
+
+def names(text: str) -> list[str]:
+    """The hosts in such a file, each once."""
+    found = []
+    for line in text.splitlines():
+        name = line.partition("#")[0].strip()
+        if _HOST.fullmatch(name):
+            found.append(name)
+    return list(dict.fromkeys(found))
