@@ -31,7 +31,7 @@ from .effects import Blame, Conclude, Record, Say, Send
 from .facts import Facts
 from .keys import Keys
 from .messages import NodeSeen, Probe, Probeable, Probed
-from .node_findings import Finding, Link, odd_links, odd_nodes
+from .node_findings import Finding, Link, odd_links, odd_nodes, why_none_works
 from .root_cause import RankState, from_check
 from .service import Emit, Service
 
@@ -164,7 +164,7 @@ class CheckService(Service):
         """Probe the odd links again; without any, the check ends once all nodes were seen."""
         odd: list[Finding] = []
         if self._number < _PROBES:
-            odd = self._odd_links()
+            odd = odd_links(self._links(), self._hosts())
         if odd:
             again = odd[:_MOST_AGAIN]
             self._probe(self._nodes[finding.node] for finding in again)
@@ -191,7 +191,7 @@ class CheckService(Service):
     def _after(self, node: _Node) -> int:
         return (node.number + 1) % len(self._nodes)
 
-    def _odd_links(self) -> list[Finding]:
+    def _links(self) -> list[Link]:
         links = []
         for node in filter(_probes, self._nodes):
             link = Link(
@@ -200,7 +200,7 @@ class CheckService(Service):
                 node.probes,
             )
             links.append(link)
-        return odd_links(links, self._hosts())
+        return links
 
     def _hosts(self) -> list[str]:
         """The names of all nodes, with their numbers where two have the same."""
@@ -224,16 +224,18 @@ class CheckService(Service):
             text = f"its check has not ended within {LIMIT:g} s"
             findings.append(Finding(number, text))
         seen = {node.number: node.seen for node in self._nodes if node.seen is not None}
-        findings += odd_nodes(seen)
-        findings += self._odd_links()
         hosts = self._hosts()
+        links = self._links()
+        findings += odd_nodes(seen)
+        findings += odd_links(links, hosts)
+        self._blame(findings)
+        findings += why_none_works(links, hosts)
         lines = [f"{hosts[finding.node]}: {finding.text}" for finding in findings]
         details = {
             "seconds": round(now - self._began, 3),
             "findings": lines,
         }
         self._emit(Record("checked", None, details))
-        self._blame(findings)
         if findings and self._facts.settings.check == _STOP:
             self._stop(findings[0].node, lines)
         else:

@@ -102,27 +102,39 @@ class _Usual(NamedTuple):
 
 
 def odd_links(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
-    """The links that are slower than the others, or do not work.
+    """The links that are slower than the others, or do not work; none, if none works.
 
     Args:
         links: all of them.
         hosts: the name of each node.
     """
     working = list(filter(_rate, links))
-    usual = _Usual(0.0, inf)
-    if working:
-        rates = sorted(map(_rate, working))
-        times = sorted(map(attrgetter("round_trip"), working))
-        # Of two links the better one is the usual one
-        usual = _Usual(
-            rates[len(rates) // 2],
-            times[(len(times) - 1) // 2],
-        )
+    if not working:
+        return []
+    rates = sorted(map(_rate, working))
+    times = sorted(map(attrgetter("round_trip"), working))
+    # Of two links the better one is the usual one
+    usual = _Usual(
+        rates[len(rates) // 2],
+        times[(len(times) - 1) // 2],
+    )
     found = []
     for link in links:
         text = usual.describe(link, hosts[link.end])
         if text:
             found.append(Finding(link.start, text))
+    return found
+
+
+def why_none_works(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
+    """What is wrong if no link works at all, which is no matter of one host: one finding or none."""
+    if any(map(_rate, links)):
+        return []
+    found = []
+    for link in links[:1]:
+        where = hosts[link.end]
+        text = f"no node reaches the next one; {where}: {escape_control(link.problem)}"
+        found.append(Finding(link.start, text))
     return found
 
 

@@ -156,6 +156,15 @@ def test_of_two_links_the_slower_one_is_odd() -> None:
     assert job.findings == ["node-1: 8 Gbit/s to node-0, median of the others 96 Gbit/s"]
 
 
+def test_links_of_which_none_works_are_one_finding() -> None:
+    job = Checked()
+    job.see()
+    broken = Probed(0, problem="no answer in time")
+    job.answer(node_0=broken, node_1=broken, node_2=broken, node_3=broken)
+    assert job.findings == ["node-0: no node reaches the next one; node-1: no answer in time"]
+    assert job.blamed == []
+
+
 ODD_NODES = {
     "memory": (
         NodeSeen({"free memory": 3 * GIB}),
@@ -227,8 +236,7 @@ def test_check_ends_after_three_seconds() -> None:
     assert job.findings == [
         "node-2: its check has not ended within 3 s",
         "node-3: its check has not ended within 3 s",
-        "node-0: does not reach node-1: its probe has not ended in time",
-        "node-1: does not reach node-2: its probe has not ended in time",
+        "node-0: no node reaches the next one; node-1: its probe has not ended in time",
     ]
 
 
