@@ -56,7 +56,12 @@ SERVERS = (
         "is Envoy, the proxy of a service mesh",
         _INJECTION,
     ),
-    _Row(rb"(HTTP/\d[^\r\n]*)", "answers in HTTP", f"{_MESH}; {_OTHER_PORT}"),
+    # A busy one may first answer what is not HTTP: with a page, and no line of HTTP before that
+    _Row(
+        rb"(?i)(HTTP/\d[^\r\n]*|<!DOCTYPE HTML[^\r\n]*)",
+        "answers in HTTP",
+        f"{_MESH}; {_OTHER_PORT}",
+    ),
     # RFC 9113, 3.4: a server begins with SETTINGS, a frame of type 4 on stream 0
     _Row(
         rb"\0\0.\x04\0\0\0\0\0",

@@ -73,7 +73,11 @@ def failure(port: int, limit: float = 0.6) -> tuple[str, str]:
 @pytest.mark.parametrize("kind", [http.server.HTTPServer, http.server.ThreadingHTTPServer])
 def test_web_server_is_named(stack: ExitStack, kind: type[http.server.HTTPServer]) -> None:
     message, hint = failure(serve_http(stack, kind))
-    assert f"{LISTENS} answers in HTTP ('HTTP/1.0 200 OK')" in message
+    # On a busy machine the first answer is the one to a question that is not in HTTP
+    lines = [
+        f"{LISTENS} answers in HTTP ('{line}')" for line in ("HTTP/1.0 200 OK", "<!DOCTYPE HTML>")
+    ]
+    assert any(line in message for line in lines), message
     assert MESH in hint
     assert OTHER_PORT in hint
 
