@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .claims import Claims
     from .failure_coordinator import FailureCoordinator
     from .failure_reporter import FailureReporter
+    from .node_check import NodeCheck
 
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
@@ -68,6 +69,7 @@ class Agent:
         self.role.facts.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
         self._claims: Claims | None = None
+        self._check: NodeCheck | None = None  # of all nodes, where this agent takes part in it
         self.role.claim = self._claim
         self.loop = EventLoop(self.role)
         self.scripts = ScriptServer(
@@ -111,8 +113,13 @@ class Agent:
             return
         from .node_check import NodeCheck  # here, as a check may be off
 
-        check = NodeCheck(self.role, self.loop, self.ranks[0])
-        check.begin(pid, is_rank=is_rank, has_neighbors=len(nodes) > 1)
+        self._check = NodeCheck(
+            self.role,
+            self.loop,
+            self.ranks[0],
+            self._joined.plan.secret,
+        )
+        self._check.begin(pid, is_rank=is_rank, has_neighbors=len(nodes) > 1)
 
     @property
     def has_claims(self) -> bool:
@@ -123,6 +130,8 @@ class Agent:
         """The loop is over."""
         self._is_over.set()
         self.scripts.close()
+        if self._check is not None:
+            self._check.close()
         if self._claims is not None:
             self._claims.close()
 

@@ -23,6 +23,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from ..base.errors import DistbootError
 from ..base.text import format_address
 from ..base.threads import start_without_signals
 from ..job.messages import Probe, Probed
@@ -62,10 +63,14 @@ class LinkServer:
         with suppress(OSError):  # it is closed
             while True:
                 connection, _ = self._listener.accept()
-                if self._free.acquire(blocking=False):
-                    start_without_signals("distboot-probed", partial(self._serve, connection))
-                else:
+                if not self._free.acquire(blocking=False):
                     connection.close()
+                    continue
+                try:
+                    start_without_signals("distboot-probed", partial(self._serve, connection))
+                except DistbootError:  # this user may start no more threads
+                    connection.close()
+                    self._free.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -10,13 +10,15 @@ import os
 import queue
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from ..base.errors import DistbootError
 from ..base.text import without_mapping
 from ..base.threads import start_without_signals
 from ..host.accelerators import has_nvidia_smi
-from ..job.messages import NodeSeen, Probe, Probeable
+from ..job.messages import NodeSeen, Probe, Probeable, Probed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,21 +28,24 @@ if TYPE_CHECKING:
 
 _LONGEST = 200  # characters of a text
 _MOST = 20  # texts
+_FAILED = "its check has failed"
 _CLOSES = 6.0  # seconds after which no neighbor asks any more
 
 
 class NodeCheck:
     """Looks at this node for the agent of `rank`, the first rank here."""
 
-    def __init__(self, role: Participant, loop: EventLoop, rank: int) -> None:
+    def __init__(self, role: Participant, loop: EventLoop, rank: int, secret: str) -> None:
         self._role = role
         self._loop = loop
         self._rank = rank
+        self._secret = secret  # of the job
         self._found: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        # Sockets, as a thread may still have one to send to when this is closed
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
         self._server: LinkServer | None = None
-        loop.add_reader(self._woken, self._take)
+        loop.add_reader(self._woken.fileno(), self._take)
 
     def begin(self, pid: int, *, is_rank: bool, has_neighbors: bool) -> None:
         """Look at this node; see `host.node_state.look`."""
@@ -49,8 +54,13 @@ class NodeCheck:
         elif not has_nvidia_smi():  # one node, which has nothing to look at
             self._tell(NodeSeen())
             return
-        look = partial(_look, pid, is_rank=is_rank)
-        start_without_signals("distboot-check", lambda: self._tell(look()))
+        look = partial(
+            _look,
+            pid,
+            self._secret,
+            is_rank=is_rank,
+        )
+        self._in_thread(look, NodeSeen(problems=(_FAILED,)))
 
     def _meet_neighbors(self) -> None:
         from .link_probe import LinkServer  # here, as a job of one node has none
@@ -59,9 +69,12 @@ class NodeCheck:
             self._server = LinkServer()
             self._tell(Probeable(self._server.port, self._server.token))
             self._role.probe = self._probe
-            self._loop.call_at(time.monotonic() + _CLOSES, self.close)
+            self._loop.call_at(time.monotonic() + _CLOSES, self._server.close)
 
     def close(self) -> None:
+        self._loop.remove_reader(self._woken.fileno())
+        self._woken.close()
+        self._wake.close()
         if self._server is not None:
             self._server.close()
 
@@ -69,7 +82,22 @@ class NodeCheck:
         from .link_probe import probe
 
         host = self._host_of_rank_0()
-        start_without_signals("distboot-probe", lambda: self._tell(probe(question, host)))
+        failed = Probed(question.number, problem=_FAILED)
+        self._in_thread(partial(probe, question, host), failed)
+
+    def _in_thread(self, work: Callable[[], object], failed: object) -> None:
+        """Tell what a thread finds, or `failed`."""
+
+        def find() -> None:
+            found = failed
+            with suppress(Exception):  # whatever a driver or a kernel does, the job goes on
+                found = work()
+            self._tell(found)
+
+        try:
+            start_without_signals("distboot-check", find)
+        except DistbootError:  # this user may start no more threads
+            self._tell(failed)
 
     def _host_of_rank_0(self) -> str:
         """Its address, as this agent is connected to it; empty on rank 0's own."""
@@ -84,10 +112,10 @@ class NodeCheck:
         """Let the loop take a message, from any thread."""
         self._found.put(message)
         with suppress(OSError):
-            os.write(self._wake, b"\0")
+            self._wake.send(b"\0")
 
     def _take(self, now: float) -> None:
-        os.read(self._woken, 100)
+        self._woken.recv(100)
         while not self._found.empty():
             self._role.take(self._rank, self._found.get(), now)
 
@@ -99,10 +127,15 @@ def address_of_peer(connection: socket.socket) -> str:
     return without_mapping(host)
 
 
-def _look(pid: int, *, is_rank: bool) -> NodeSeen:
-    from ..host import node_state  # here, in the thread, as it takes a moment
+def _look(pid: int, secret: str, *, is_rank: bool) -> NodeSeen:
+    from ..host import environment, node_state  # here, in the thread, as it takes a moment
 
     seen = node_state.look(pid, is_rank=is_rank)
     names = {name: value[:_LONGEST] for name, value in seen.names.items()}
     problems = [problem[:_LONGEST] for problem in seen.problems[:_MOST]]
-    return NodeSeen(seen.amounts, names, tuple(problems))
+    return NodeSeen(
+        seen.amounts,
+        names,
+        tuple(problems),
+        environment.digests(os.environ, secret),
+    )

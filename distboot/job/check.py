@@ -6,10 +6,11 @@ are a ring. Then it compares all nodes and all links with the median (`node_find
 
     look       until each node waits for its neighbor, or `_LOOK` seconds
     probe      until each link was probed
-    again      only the links that are odd, at most twice: a busy host slows down a link for a moment
+    again      only the links that are odd, for `_AGAIN` seconds: a busy host slows down a link, too,
+               but lets it show once what it can
     over       when all of this is done and each node was seen, or `LIMIT` seconds after the start
 
-A link counts as odd when each of its probes was. Until the check is over no rank starts its
+A link counts as odd when all of its probes together are. Until the check is over no rank starts its
 framework (`Keys.held`): that costs nothing while ranks still import theirs. A finding is a
 warning; with DISTBOOT_CHECK=stop the job ends for it.
 
@@ -31,14 +32,21 @@ from .effects import Blame, Conclude, Record, Say, Send
 from .facts import Facts
 from .keys import Keys
 from .messages import NodeSeen, Probe, Probeable, Probed
-from .node_findings import Finding, Link, odd_links, odd_nodes, why_none_works
+from .node_findings import (
+    Finding,
+    Link,
+    odd_links,
+    odd_nodes,
+    odd_variables,
+    why_none_works,
+)
 from .root_cause import RankState, from_check
 from .service import Emit, Service
 
 _STOP = "stop"  # a value of DISTBOOT_CHECK
 LIMIT = 3.0  # seconds for the whole check, at any size
 _LOOK = 0.8  # seconds for all nodes to wait for their neighbors
-_PROBES = 3  # of a link that is odd
+_AGAIN = 2.0  # seconds from the start
 _MOST_AGAIN = 8  # links that are probed again
 _MOST_PRINTED = 20
 _HINT = (
@@ -163,7 +171,7 @@ class CheckService(Service):
     def _probe_again(self, now: float) -> None:
         """Probe the odd links again; without any, the check ends once all nodes were seen."""
         odd: list[Finding] = []
-        if self._number < _PROBES:
+        if now < self._began + _AGAIN:
             odd = odd_links(self._links(), self._hosts())
         if odd:
             again = odd[:_MOST_AGAIN]
@@ -231,15 +239,17 @@ class CheckService(Service):
         self._blame(findings)
         findings += why_none_works(links, hosts)
         lines = [f"{hosts[finding.node]}: {finding.text}" for finding in findings]
+        variables = odd_variables(seen, hosts)
         details = {
             "seconds": round(now - self._began, 3),
             "findings": lines,
+            "variables": variables,
         }
         self._emit(Record("checked", None, details))
         if findings and self._facts.settings.check == _STOP:
             self._stop(findings[0].node, lines)
         else:
-            self._warn(lines)
+            self._warn([*lines, *variables])
         self._keys.let_start()
 
     def _blame(self, findings: list[Finding]) -> None:

@@ -18,6 +18,7 @@ from ..rendezvous.protocol import (
     of,
     optional,
     several,
+    shared,
     table,
     text,
     time_or_duration,
@@ -31,6 +32,7 @@ from .stacks import Stacks, waits
 
 _count = integer(most=LARGEST)
 _short = text(200)
+_variables = shared(several(several(text(100), 2, 2, "name and digest"), 300))
 _MOST_SEEN = 20  # amounts, names and problems of a node
 _LARGEST_AMOUNT = 1e18  # bytes, or bytes a second
 _amount = valid(
@@ -189,6 +191,8 @@ class NodeSeen:
     # What should be the same on all nodes, by name
     names: dict[str, str] = of(table(_MOST_SEEN, _short), default_factory=dict)
     problems: tuple[str, ...] = of(several(_short, _MOST_SEEN), default=())
+    # Names and digests of the variables that should be the same on all nodes
+    variables: tuple[tuple[str, str], ...] = of(_variables, default=())
 
 
 @dataclass(frozen=True, slots=True)

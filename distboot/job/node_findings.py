@@ -8,7 +8,7 @@ A node or link is compared with the median of all. Text begins after the name of
 | name             | it is not that of most nodes                                    |
 | amount           | it is less than half the median, and below the amount that is enough |
 | link: rate       | it is less than a quarter of the median                         |
-| link: round trip | it is over ten times the median, and 5 ms more                  |
+| link: round trip | it is over ten times the median, and 10 ms more                 |
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from .messages import NodeSeen, Probed
 _LESS = 2.0
 _SLOWER = 4.0
 _LONGER = 10.0
-_MORE_SECONDS = 0.005
+_MORE_SECONDS = 0.01
 _GIB = float(1 << 30)
 _TWO_DIGITS = 10.0  # from there on no fraction is shown
 V = TypeVar("V")
+Variables = tuple[tuple[str, str], ...]  # names and digests
+_MOST_NAMES = 8
 # Above that no amount is too low, in bytes
 _ENOUGH = {
     "free memory": 64 * _GIB,
@@ -152,6 +154,45 @@ def odd_nodes(seen: Mapping[int, NodeSeen]) -> list[Finding]:
         found += _odd_names(name, {node: values.get(node, "none") for node in seen})
     for name, sizes in sorted(amounts.items()):
         found += _low_amounts(name, sizes)
+    return found
+
+
+def odd_variables(seen: Mapping[int, NodeSeen], hosts: Sequence[str]) -> list[str]:
+    """Which nodes have other variables than most, with the names of these: a line for each."""
+    nodes: defaultdict[Variables, list[int]] = defaultdict(list)
+    for node, one in seen.items():
+        if one.variables:
+            nodes[one.variables].append(node)
+    # Of as many nodes on both sides, that of the first node is the usual one
+    ordered = sorted(nodes, key=lambda variables: (-len(nodes[variables]), nodes[variables]))
+    found = []
+    for variables in ordered[1:]:
+        names = _different(variables, ordered[0])
+        listed = ", ".join(names[:_MOST_NAMES])
+        more = len(names) - _MOST_NAMES
+        if more > 0:
+            listed += f", and {more} more"
+        where = ", ".join(hosts[node] for node in nodes[variables][:_MOST_NAMES])
+        usual = hosts[nodes[ordered[0]][0]]
+        found.append(f"{where}: variables that are not as on {usual}: {listed}")
+    return found
+
+
+def _different(here: Variables, usual: Variables) -> list[str]:
+    """The names of variables that differ, and how."""
+    own = dict(here)
+    others = dict(usual)
+    found = []
+    for name in sorted(own.keys() | others.keys()):
+        how = ""
+        if name not in own:
+            how = "not set"
+        elif name not in others:
+            how = "only here"
+        elif own[name] != others[name]:
+            how = "another value"
+        if how:
+            found.append(f"{escape_control(name)} ({how})")
     return found
 
 

@@ -42,7 +42,7 @@ def test_host_of_a_device_that_fails_is_added(run: Run, distboot: Run, file: Pat
     assert distboot("badhosts", env=env).stdout == f"{HOST}\n"
 
 
-def test_host_of_a_script_that_fails_is_not_added(run: Run, file: Path) -> None:
+def test_host_of_a_failing_script_is_not_added(run: Run, file: Path) -> None:
     env = {"DISTBOOT_BAD_HOSTS_FILE": str(file)}
     assert run(*COMMAND, train=FAILS.format(text=OF_SCRIPT), env=env).returncode == 1
     assert not file.exists()

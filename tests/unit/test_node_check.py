@@ -16,7 +16,7 @@ from supervised import until
 
 from distboot.agent import link_probe
 from distboot.base.settings import SupervisionSettings
-from distboot.host import node_state, nvidia_smi
+from distboot.host import environment, node_state, nvidia_smi
 from distboot.job.effects import Blame, Record, Reply, Say, Send, Tell
 from distboot.job.facts import Facts
 from distboot.job.job import Job
@@ -129,12 +129,13 @@ ODD_LINKS = {
 
 
 @pytest.mark.parametrize(("link", "finding"), ODD_LINKS.values(), ids=ODD_LINKS)
-def test_odd_link_is_probed_three_times_and_named(link: Probed, finding: str) -> None:
+def test_odd_link_is_probed_again_and_named(link: Probed, finding: str) -> None:
     job = Checked()
     job.see()
     job.answer(node_2=link)
-    for _ in range(2):
+    for _ in range(3):
         assert [rank for rank, _ in job.probes] == [2]
+        job.now += 0.7
         job.answer(node_2=link)
     assert job.findings == [finding]
     assert job.said == [f"warning: {finding}"]
@@ -152,6 +153,7 @@ def test_of_two_links_the_slower_one_is_odd() -> None:
     job = Checked(nodes=2)
     job.see()
     for _ in range(3):
+        job.now += 0.7
         job.answer(node_1=Probed(0, 0.0002, 1e9))
     assert job.findings == ["node-1: 8 Gbit/s to node-0, median of the others 96 Gbit/s"]
 
@@ -291,6 +293,43 @@ def test_check_that_is_off_holds_nobody_up() -> None:
     assert job.replies == [Go()]
     job.see(node_1=NodeSeen(problems=("broken",)))
     assert job.findings is None
+
+
+# Variables
+
+
+def test_variables_of_one_host_are_named() -> None:
+    job = Checked(nodes=3)
+    usual = NodeSeen(variables=(("A", "1"), ("B", "2"), ("TOKEN", "")))
+    odd = NodeSeen(variables=(("B", "3"), ("C", "4"), ("TOKEN", "")))
+    job.see(node_0=usual, node_1=odd, node_2=usual)
+    job.answer()
+    line = (
+        "node-1: variables that are not as on node-0: A (not set), B (another value), C (only here)"
+    )
+    assert job.said == [f"warning: {line}"]
+    assert job.findings == []
+    assert job.blamed == []
+
+
+def test_digests_tell_no_value_and_no_secret() -> None:
+    environ = {"HF_HOME": "/data", "API_TOKEN": "s3cret", "RANK": "1", "SLURM_NODEID": "3"}
+    found = environment.digests(environ, "of the job")
+    assert [name for name, _ in found] == ["API_TOKEN", "HF_HOME"]
+    assert dict(found)["API_TOKEN"] == ""
+    assert found != environment.digests({**environ, "HF_HOME": "/other"}, "of the job")
+    assert found != environment.digests(environ, "of another job")
+    assert found == environment.digests({**environ, "API_TOKEN": "2"}, "of the job")
+
+
+def test_large_environment_is_bounded() -> None:
+    environ = {f"A{number}": "x" * 1000 for number in range(10_000)}
+    assert len(environment.digests(environ, "")) == 300
+    job = Checked(nodes=2)
+    many = tuple((f"A{number}", "1") for number in range(300))
+    job.see(node_0=NodeSeen(variables=many), node_1=NodeSeen(variables=(("B\n", "1"),)))
+    job.answer()
+    assert job.said[0].endswith("A103 (not set), A104 (not set), and 293 more")
 
 
 # The probe of a link, over real sockets

@@ -1,0 +1,54 @@
+"""What the environment of this node's processes has, for a comparison with other nodes.
+
+Only names and digests leave the node, and of what may be a secret the name alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+
+Digests = tuple[tuple[str, str], ...]
+
+_MOST = 300  # variables
+_LONGEST = 100  # characters of a name
+_DIGITS = 12  # of a digest
+# What differs between healthy nodes: of launchers and platforms, of a login, of this very process
+_OF_EACH_NODE = re.compile(
+    r"""
+    (OMPI|PMIX|PMI|PRTE|PALS|MPI|MPIR|I_MPI|HYDRA|HYDI|MV2|FLUX|JSM|LSB|LSF|PBS|SGE|SLURM|SLURMD
+     |SRUN|TORCHELASTIC|PET|DISTBOOT|AZ_BATCH|AZUREML|AML|AWS_BATCH|SM|VC|SKYPILOT|RUNPOD|RAY
+     |KUBERNETES|POD|NODE|JOB_COMPLETION|TPU|CLOUD_ML|HOROVOD|MASTER|GROUP|ROLE|LOCAL|NVIDIA)_.*
+    |(NCCL|GLOO|FI)_.*                                   # compared when the ranks join, with values
+    |.*_(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_\d+_(TCP|UDP).*)      # links to services
+    |(CUDA|HIP|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|HABANA_VISIBLE_MODULES|OMP_NUM_THREADS
+    |RANK|WORLD_SIZE|TF_CONFIG|NUM_NODES|NNODES
+    |(SSH|SUDO|XDG|DBUS|LESS|LC|GIT|BASH|HIST|VSCODE|TMUX|CONDA|PYENV|NVM|MODULE|LMOD|_LM).*
+    |HOST|HOSTNAME|HOSTTYPE|PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|COLUMNS|LINES|LS_COLORS|PS[1-4]
+    |USER|LOGNAME|MAIL|SHELL|HOME|LANG.*|EDITOR|VISUAL|PAGER|MANPATH|INFOPATH|DISPLAY|WINDOWID|STY
+    |TMPDIR|TMP|TEMP|PATH|VIRTUAL_ENV.*|INVOCATION_ID|JOURNAL_STREAM|PYTEST_.*
+    """,
+    re.VERBOSE,
+)
+_MAY_BE_SECRET = re.compile(r".*(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|KEY|AUTH).*")
+
+
+def digests(environ: Mapping[str, str], secret: str) -> Digests:
+    """Name and digest of each variable that should be the same on all nodes, sorted.
+
+    The digest of what may be a secret is empty. `secret` is that of the job: whoever does not know
+    it cannot try out values.
+    """
+    found = []
+    for name in sorted(environ)[:10_000]:
+        is_short = len(name) <= _LONGEST and name.isprintable()
+        if not is_short or _OF_EACH_NODE.fullmatch(name):
+            continue
+        digest = ""
+        if not _MAY_BE_SECRET.fullmatch(name):
+            value = environ[name].encode(errors="surrogateescape")
+            digest = hmac.new(secret.encode(), value, hashlib.sha256).hexdigest()[:_DIGITS]
+        found.append((name, digest))
+    return tuple(found[:_MOST])
