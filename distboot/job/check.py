@@ -5,12 +5,11 @@ The first agent of each node looks at its node (`NodeSeen`), and waits for its n
 are a ring. Then it compares all nodes and all links with the median (`node_findings`).
 
     look       until each node waits for its neighbor, or `_LOOK` seconds
-    probe      until each link was probed
-    again      only the links that are odd, for `_AGAIN` seconds: a busy host slows down a link, too,
-               but lets it show once what it can
+    probe      until each link was probed twice
+    again      only the links that are odd, for `_AGAIN` seconds: a busy host slows down a link, too
     over       when all of this is done and each node was seen, or `LIMIT` seconds after the start
 
-A link counts as odd when all of its probes together are. Until the check is over no rank starts its
+Until the check is over no rank starts its
 framework (`Keys.held`): that costs nothing while ranks still import theirs. A finding is a
 warning; with DISTBOOT_CHECK=stop the job ends for it.
 
@@ -46,6 +45,7 @@ from .service import Emit, Service
 _STOP = "stop"  # a value of DISTBOOT_CHECK
 LIMIT = 3.0  # seconds for the whole check, at any size
 _LOOK = 0.8  # seconds for all nodes to wait for their neighbors
+_PROBES_OF_ALL = 2
 _AGAIN = 2.0  # seconds from the start
 _MOST_AGAIN = 8  # links that are probed again
 _MOST_PRINTED = 20
@@ -157,12 +157,14 @@ class CheckService(Service):
         self._began = min(self._began, now)
         if now >= self._began + LIMIT:
             self._end(now)
-        elif not self._number:
-            self._begin_to_probe(now)
-        elif not self._probing:
+        elif self._probing:
+            return
+        elif self._number < _PROBES_OF_ALL:
+            self._probe_all(now)
+        else:
             self._probe_again(now)
 
-    def _begin_to_probe(self, now: float) -> None:
+    def _probe_all(self, now: float) -> None:
         is_late = now >= self._began + _LOOK
         if is_late or not self._unsettled:
             self._probe(self._nodes)

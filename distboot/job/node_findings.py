@@ -48,7 +48,11 @@ class Finding(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The link from one node to another one, as it was probed."""
+    """The link from one node to another one, as it was probed.
+
+    Its second best probe counts, where there are several: a link that loses packets may be lucky
+    once, and one of a busy host is good again and again.
+    """
 
     start: int
     end: int
@@ -56,14 +60,21 @@ class Link(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """That of the best probe, in bytes a second; 0.0: none has reached the other node."""
+        """Bytes a second; 0.0: no probe has reached the other node."""
+        rates = sorted(probe.rate for probe in self.probes)
+        return rates[-2:][0]
+
+    @property
+    def best_rate(self) -> float:
+        """The same of the best probe."""
         rates = [probe.rate for probe in self.probes]
         return max(rates)
 
     @property
     def round_trip(self) -> float:
-        """The shortest one of all probes, in seconds; infinite: likewise."""
-        return min(map(_round_trip, self.probes))
+        """Seconds; infinite: likewise."""
+        times = sorted(map(_round_trip, self.probes))
+        return times[:2][-1]
 
     @property
     def problem(self) -> str:
@@ -81,7 +92,7 @@ def _round_trip(probe: Probed) -> float:
 
 
 class _Usual(NamedTuple):
-    """The medians of all links that work."""
+    """The medians of all links that work, of what each can."""
 
     rate: float
     round_trip: float
@@ -113,7 +124,7 @@ def odd_links(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
     working = list(filter(_rate, links))
     if not working:
         return []
-    rates = sorted(map(_rate, working))
+    rates = sorted(map(attrgetter("best_rate"), working))
     times = sorted(map(attrgetter("round_trip"), working))
     # Of two links the better one is the usual one
     usual = _Usual(

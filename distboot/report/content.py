@@ -350,8 +350,9 @@ def _most_telling(events: Sequence[Event]) -> list[Event]:
 def _findings(events: Sequence[Event]) -> list[str]:
     found: list[str] = []
     for one in events:
-        if one.event == "all_joined":
+        if one.event in ("all_joined", "checked"):
             found.extend(one.details["findings"])
+            found.extend(one.details.get("variables", ()))
     return found
 
 

@@ -34,6 +34,7 @@ def test_bad_link_is_named(four: Hosts, port: int, kind: str) -> None:
         assert finding.startswith(("two: ", "three: "))
         assert "to three" in finding or "three: " in finding or "reach three" in finding
     assert f"warning: {found.findings[0]}" in found.output
+    assert found.report["findings"] == found.findings
 
 
 def test_bad_link_stops_the_job_if_asked(four: Hosts, port: int) -> None:

@@ -60,6 +60,7 @@ class Check:
     def __init__(self, ends: list[tuple[int, str]], report: Path) -> None:
         self.codes = [code for code, _ in ends]
         self.output = ends[0][1]
+        self.report: dict[str, Any] = json.loads(report.read_text())
         self.seconds: float = -1.0
         self.findings: list[str] = []
         for line in report.with_suffix(".jsonl").read_text().splitlines():

@@ -71,11 +71,13 @@ class Checked:
             self.take(rank, odd.get(f"node_{rank}", NodeSeen({"free memory": 900 * GIB})))
 
     def answer(self, **odd: Probed) -> None:
-        """Answer all probes that were asked for; the links from those named `node_3` so."""
-        probes, self.probes = self.probes, []
-        for rank, probe in probes:
-            found = odd.get(f"node_{rank}", USUAL)
-            self.take(rank, Probed(probe.number, found.round_trip, found.rate, found.problem))
+        """Answer all probes of the first two rounds, or a later one; the links from those named `node_3` so."""
+        is_first = bool(self.probes) and self.probes[0][1].number == 1
+        for _ in range(1 + is_first):
+            probes, self.probes = self.probes, []
+            for rank, probe in probes:
+                found = odd.get(f"node_{rank}", USUAL)
+                self.take(rank, Probed(probe.number, found.round_trip, found.rate, found.problem))
 
     def _tick(self) -> None:
         self._apply(self.job.tick(self.now))
@@ -145,6 +147,8 @@ def test_link_that_is_slow_once_is_not_named() -> None:
     job = Checked()
     job.see()
     job.answer(node_1=Probed(0, 0.03, 1e6))
+    job.answer()
+    assert job.findings is None
     job.answer()
     assert job.findings == []
 
