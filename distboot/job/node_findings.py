@@ -7,7 +7,7 @@ A node or link is compared with the median of all. Text begins after the name of
 |------------------|-----------------------------------------------------------------|
 | name             | it is not that of most nodes                                    |
 | amount           | it is less than half the median, and below the amount that is enough |
-| link: rate       | it is less than a quarter of the median                         |
+| link: rate       | it is less than an eighth of the median                         |
 | link: round trip | it is over ten times the median, and 10 ms more                 |
 """
 
@@ -23,7 +23,7 @@ from ..base.text import escape_control
 from .messages import NodeSeen, Probed
 
 _LESS = 2.0
-_SLOWER = 4.0
+_SLOWER = 8.0  # a link of a busy host was seen to be 7 times slower
 _LONGER = 10.0
 _MORE_SECONDS = 0.01
 _GIB = float(1 << 30)
