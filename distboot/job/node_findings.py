@@ -8,7 +8,7 @@ A node or link is compared with the median of all. Text begins after the name of
 | name             | it is not that of most nodes                                    |
 | amount           | it is less than half the median, and below the amount that is enough |
 | link: rate       | it is less than an eighth of the median                         |
-| link: round trip | it is over ten times the median, and 10 ms more                 |
+| link: round trip | it is over ten times the median, and 20 ms more                 |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .messages import NodeSeen, Probed
 _LESS = 2.0
 _SLOWER = 8.0  # a link of a busy host was seen to be 7 times slower
 _LONGER = 10.0
-_MORE_SECONDS = 0.01
+_MORE_SECONDS = 0.02
 _GIB = float(1 << 30)
 _TWO_DIGITS = 10.0  # from there on no fraction is shown
 V = TypeVar("V")
