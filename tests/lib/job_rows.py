@@ -27,6 +27,7 @@ from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.peer_watch import DISCONNECTED
 from distboot.base.settings import SupervisionSettings
 from distboot.job.effects import (
+    Blame,
     Effect,
     QuestionPeers,
     Record,
@@ -123,6 +124,7 @@ class PureJob:
             Reply: self._reply,
             Send: self._send,
             QuestionPeers: lambda _: None,
+            Blame: lambda _: None,
         }
         for rank in _RANKS:
             self.after(Take(rank, Register(100 + rank)))

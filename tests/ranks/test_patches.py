@@ -55,6 +55,8 @@ ELSEWHERE = {
 NOT_IN_A_SCRIPT = {
     ("base/commands.py", "signal.signal"): "the wrapper, before it becomes the command",
     ("base/threads.py", "threading.Thread"): "start_without_signals itself",
+    ("agent/node_check.py", "start_without_signals"): "threads of the agent",
+    ("agent/link_probe.py", "start_without_signals"): "threads of the agent",
 }
 
 _PROBE = f"""
