@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -21,7 +21,7 @@ from ..base.table import first_that_holds
 from ..base.text import first_line, writes_json
 from ..job import effects as of_job
 from ..job import messages
-from ..job.root_cause import RootCause
+from ..job.root_cause import RankState, RootCause
 from ..rendezvous.messages import READY, AskStacks, Detach, Failed, Go, Release
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from .heartbeat import HeartbeatConnection
@@ -56,6 +56,7 @@ class FailureCoordinator(RankConnections):
             of_job.QuestionPeers: lambda _, now: self._question_peers(now),
         }
         self._executors[Go] = self._go
+        self._speakers: tuple[int, ...] = ()  # see `messages.Abort`; empty: none is told yet
 
     # Events
 
@@ -160,11 +161,28 @@ class FailureCoordinator(RankConnections):
 
     def _tell(self, effect: of_job.Tell, now: float) -> None:
         self.claim(CAUSE)  # before any other agent of this node knows
-        self._send(_abort(effect.cause))
+        self._send(self._abort(effect.cause))
         self._stop_own(effect.cause, now)
 
     def _remind(self, effect: of_job.Remind, _: float) -> None:
-        self._send_to_agents(_abort(effect.cause), (effect.rank,))
+        abort = self._abort(effect.cause)
+        self._send_to_agents(abort, (effect.rank,))
+
+    def _abort(self, cause: RootCause) -> messages.Abort:
+        """What other agents are told.
+
+        Who prints it is said here: an agent that has printed it may have ended before another one
+        of its node knows.
+        """
+        from .claims import own_log  # here, as most jobs end well
+
+        if not self._speakers:
+            self._speakers = _speakers(self.members, cause)
+        return messages.Abort(
+            cause,
+            own_log(),
+            self._speakers,
+        )
 
     def _blame(self, effect: of_job.Blame, _: float) -> None:
         """Add a host to the file of bad hosts."""
@@ -279,7 +297,13 @@ class FailureCoordinator(RankConnections):
         )
 
 
-def _abort(cause: RootCause) -> messages.Abort:
-    from .claims import own_log  # here, as most jobs end well
-
-    return messages.Abort(cause, own_log())
+def _speakers(members: Mapping[int, RankState], cause: RootCause) -> tuple[int, ...]:
+    """The first rank of each node that still runs; the script of one that failed prints itself."""
+    found: dict[int, int] = {}
+    for rank, member in members.items():
+        is_silent = rank in cause.ranks or not member.is_open
+        if not is_silent:
+            found.setdefault(member.node_rank, rank)
+    for rank, member in members.items():
+        found.setdefault(member.node_rank, rank)
+    return tuple(sorted(found.values()))

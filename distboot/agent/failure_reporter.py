@@ -188,9 +188,18 @@ class FailureReporter(Rank0Connection):
         """The headline, unless a script of ours or another agent of this node prints it."""
         if self._is_printed_by_script(cause) or self._is_printed_by_rank_0():
             return ""
-        if not self.claim(CAUSE):
+        if not self._speaks():
             return ""
         return cause.headline
+
+    def _speaks(self) -> bool:
+        """Whether this agent is the one of its node that prints why all stop."""
+        from .claims import own_log  # here, as most jobs end well
+
+        shares_stream = own_log() == ""
+        if self._abort is not None and shares_stream:
+            return not self._own_ranks.isdisjoint(self._abort.speakers)
+        return self.claim(CAUSE)
 
     def _is_printed_by_script(self, cause: RootCause) -> bool:
         """Whether the only rank of this agent has failed first, and has printed why."""

@@ -98,6 +98,8 @@ class Abort:
     root_cause: RootCause = of(nested(RootCause))
     # The log file to which rank 0's agent prints, see `agent/claims`; empty: a stream that ranks share
     log: str = of(text(100), default="")
+    # One rank of each other node, whose agent prints it to a stream that ranks share
+    speakers: tuple[int, ...] = of(several(number), default=())
 
 
 @dataclass(frozen=True, slots=True)
