@@ -5,6 +5,9 @@ hundred times. A claim is a name among the abstract Unix sockets of this host: t
 to one process, until that process ends. So no agent needs to know which others are still there:
 where rank 0's agent was killed, another one gets the claim. An agent whose stderr is a log file of
 its own prints everything, as the name has the inode of that file in it.
+
+Why all stop is claimed only where rank 0 has not told this agent, or where it has a log file: else
+rank 0 says who prints it (`Abort.speakers`).
 """
 
 from __future__ import annotations
