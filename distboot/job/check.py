@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from operator import attrgetter
 
@@ -92,6 +93,7 @@ class CheckService(Service):
         self._unsettled = set(numbers)
         self._unseen = set(numbers)
         self._probing: set[int] = set()
+        self._knows_links = False  # whether no link is probed any more
         self._began = inf  # inf: not yet
         self._number = 0  # of the last probe; 0: none yet
         self._is_over = not facts.settings.checks
@@ -157,6 +159,9 @@ class CheckService(Service):
         self._began = min(self._began, now)
         if now >= self._began + LIMIT:
             self._end(now)
+        elif self._knows_links:
+            if not self._unseen:
+                self._end(now)
         elif self._probing:
             return
         elif self._number < _PROBES_OF_ALL:
@@ -171,15 +176,16 @@ class CheckService(Service):
             self._go_on(now)
 
     def _probe_again(self, now: float) -> None:
-        """Probe the odd links again; without any, the check ends once all nodes were seen."""
+        """Probe the odd links again, if there are any."""
         odd: list[Finding] = []
         if now < self._began + _AGAIN:
-            odd = odd_links(self._links(), self._hosts())
+            odd = odd_links(self._links(), self._hosts)
         if odd:
             again = odd[:_MOST_AGAIN]
             self._probe(self._nodes[finding.node] for finding in again)
-        elif not self._unseen:
-            self._end(now)
+        else:
+            self._knows_links = True
+            self._go_on(now)
 
     def _probe(self, nodes: Iterable[_Node]) -> None:
         """Let these nodes probe the next one, as far as both can."""
@@ -212,6 +218,7 @@ class CheckService(Service):
             links.append(link)
         return links
 
+    @cached_property
     def _hosts(self) -> list[str]:
         """The names of all nodes, with their numbers where two have the same."""
         counts = Counter(map(attrgetter("host"), self._nodes))
@@ -234,7 +241,7 @@ class CheckService(Service):
             text = f"its check has not ended within {LIMIT:g} s"
             findings.append(Finding(number, text))
         seen = {node.number: node.seen for node in self._nodes if node.seen is not None}
-        hosts = self._hosts()
+        hosts = self._hosts
         links = self._links()
         findings += odd_nodes(seen)
         findings += odd_links(links, hosts)
