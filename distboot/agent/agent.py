@@ -16,6 +16,7 @@ from functools import partial
 
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
+from ..host.network import address_of_peer
 from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
@@ -85,7 +86,8 @@ class Agent:
         else:
             self._let_return(membership)
         self._is_over = threading.Event()  # set once this agent needs no more notices
-        self._expect_stops(membership)
+        self._is_first_of_node = self.ranks[0] in {node[0] for node in membership.nodes}
+        self._expect_stops()
 
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""
@@ -104,9 +106,7 @@ class Agent:
         """
         result = self._joined.result
         assert result is not None
-        nodes = result.membership.nodes
-        first_of_nodes = {node[0] for node in nodes}
-        if self.ranks[0] not in first_of_nodes:
+        if not self._is_first_of_node:
             return
         if not self._settings.checks:
             self.role.take(self.ranks[0], NodeSeen(), time.monotonic())
@@ -118,8 +118,10 @@ class Agent:
             self.loop,
             self.ranks[0],
             self._joined.plan.secret,
+            result.store_host,
         )
-        self._check.begin(pid, is_rank=is_rank, has_neighbors=len(nodes) > 1)
+        has_neighbors = len(result.membership.nodes) > 1
+        self._check.begin(pid, is_rank=is_rank, has_neighbors=has_neighbors)
 
     @property
     def has_claims(self) -> bool:
@@ -182,10 +184,7 @@ class Agent:
         if connection is None or not membership.resume_port:
             return
         with suppress(OSError):  # it has ended already
-            host, _ = socket.getnameinfo(
-                connection.socket.getpeername(),
-                socket.NI_NUMERICHOST | socket.NI_NUMERICSERV,
-            )
+            host = address_of_peer(connection.socket)
             returning = Returning(
                 self._joined.plan,
                 host,
@@ -219,14 +218,13 @@ class Agent:
                 partial(self.role.stop_orphans, launcher.text),
             )
 
-    def _expect_stops(self, membership: Membership) -> None:
+    def _expect_stops(self) -> None:
         """Request a stop when the settings say so: before the end, or at a notice of the cloud."""
         stop_at = self._settings.stop_at
         if stop_at is not None:
             left = max(stop_at - time.time(), 0.0)
             self.loop.call_at(time.monotonic() + left, self._request_stop)
-        first_of_nodes = {node[0] for node in membership.nodes}
-        if self._settings.stop_notice and self.ranks[0] in first_of_nodes:
+        if self._settings.stop_notice and self._is_first_of_node:
             self._watch_notices()
 
     def _request_stop(self, why: str = "the job ends soon") -> None:

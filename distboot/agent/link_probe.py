@@ -26,7 +26,8 @@ from functools import partial
 from ..base.errors import DistbootError
 from ..base.text import format_address
 from ..base.threads import start_without_signals
-from ..job.messages import Probe, Probed
+from ..job.messages import LONGEST_SEEN, Probe, Probed
+from ..rendezvous.join import listening
 
 _CONNECT = 0.9  # seconds
 _ANSWER = 0.5  # seconds for each answer on a connection
@@ -43,12 +44,8 @@ class LinkServer:
     """Answers the probes of a neighbor until it is closed."""
 
     def __init__(self) -> None:
-        """`OSError`: this host gives no port."""
-        is_dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET
-        if is_dual:
-            family = socket.AF_INET6
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+        """`PortInUse`: this host gives no port."""
+        self._listener = listening(0)
         self.port: int = self._listener.getsockname()[1]
         self.token = os.urandom(16).hex()
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
@@ -120,7 +117,7 @@ def probe(question: Probe, host_of_rank_0: str) -> Probed:
         return Probed(question.number, problem=f"no answer from {where} in time")
     except OSError as error:
         why = error.strerror or str(error)
-        return Probed(question.number, problem=f"{where}: {why}"[:200])
+        return Probed(question.number, problem=f"{where}: {why}"[:LONGEST_SEEN])
     return Probed(question.number, round_trip, rate)
 
 

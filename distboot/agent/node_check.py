@@ -18,7 +18,8 @@ from ..base.errors import DistbootError
 from ..base.text import without_mapping
 from ..base.threads import start_without_signals
 from ..host.accelerators import has_nvidia_smi
-from ..job.messages import NodeSeen, Probe, Probeable, Probed
+from ..job.messages import LONGEST_SEEN, MOST_SEEN, NodeSeen, Probe, Probeable, Probed
+from ..rendezvous.join import PortInUse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from .loop import EventLoop
     from .participant import Participant
 
-_LONGEST = 200  # characters of a text
-_MOST = 20  # texts
 _FAILED = "its check has failed"
 _CLOSES = 6.0  # seconds after which no neighbor asks any more
 
@@ -35,11 +34,20 @@ _CLOSES = 6.0  # seconds after which no neighbor asks any more
 class NodeCheck:
     """Looks at this node for the agent of `rank`, the first rank here."""
 
-    def __init__(self, role: Participant, loop: EventLoop, rank: int, secret: str) -> None:
+    def __init__(
+        self,
+        role: Participant,
+        loop: EventLoop,
+        rank: int,
+        secret: str,
+        host_of_rank_0: str,
+    ) -> None:
         self._role = role
         self._loop = loop
         self._rank = rank
         self._secret = secret  # of the job
+        # Its address, as this agent has reached it
+        self._host_of_rank_0 = without_mapping(host_of_rank_0)
         self._found: queue.SimpleQueue[object] = queue.SimpleQueue()
         # Sockets, as a thread may still have one to send to when this is closed
         self._woken, self._wake = socket.socketpair()
@@ -65,7 +73,7 @@ class NodeCheck:
     def _meet_neighbors(self) -> None:
         from .link_probe import LinkServer  # here, as a job of one node has none
 
-        with suppress(OSError):  # without a port it cannot be probed, and does not probe
+        with suppress(PortInUse):  # without a port it cannot be probed, and does not probe
             self._server = LinkServer()
             self._tell(Probeable(self._server.port, self._server.token))
             self._role.probe = self._probe
@@ -81,9 +89,8 @@ class NodeCheck:
     def _probe(self, question: Probe) -> None:
         from .link_probe import probe
 
-        host = self._host_of_rank_0()
         failed = Probed(question.number, problem=_FAILED)
-        self._in_thread(partial(probe, question, host), failed)
+        self._in_thread(partial(probe, question, self._host_of_rank_0), failed)
 
     def _in_thread(self, work: Callable[[], object], failed: object) -> None:
         """Tell what a thread finds, or `failed`."""
@@ -99,15 +106,6 @@ class NodeCheck:
         except DistbootError:  # this user may start no more threads
             self._tell(failed)
 
-    def _host_of_rank_0(self) -> str:
-        """Its address, as this agent is connected to it; empty on rank 0's own."""
-        for connection in self._role.peers:
-            if self._rank == 0:
-                break
-            with suppress(OSError):
-                return address_of_peer(connection.socket)
-        return ""
-
     def _tell(self, message: object) -> None:
         """Let the loop take a message, from any thread."""
         self._found.put(message)
@@ -120,19 +118,12 @@ class NodeCheck:
             self._role.take(self._rank, self._found.get(), now)
 
 
-def address_of_peer(connection: socket.socket) -> str:
-    """The address at the other end: `"10.0.0.7"`, `"fe80::1%eth0"`."""
-    flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-    host, _ = socket.getnameinfo(connection.getpeername(), flags)
-    return without_mapping(host)
-
-
 def _look(pid: int, secret: str, *, is_rank: bool) -> NodeSeen:
     from ..host import environment, node_state  # here, in the thread, as it takes a moment
 
     seen = node_state.look(pid, is_rank=is_rank)
-    names = {name: value[:_LONGEST] for name, value in seen.names.items()}
-    problems = [problem[:_LONGEST] for problem in seen.problems[:_MOST]]
+    names = {name: value[:LONGEST_SEEN] for name, value in seen.names.items()}
+    problems = [problem[:LONGEST_SEEN] for problem in seen.problems[:MOST_SEEN]]
     return NodeSeen(
         seen.amounts,
         names,

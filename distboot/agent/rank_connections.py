@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ..base.text import ranks_said
+from ..base.text import ranks_said, without_mapping
+from ..host import network
 from ..job.effects import Effect
 from ..job.first_failure import GATHERING
 from ..job.job import Job
@@ -62,13 +63,12 @@ class RankConnections(Participant):
         """Where other nodes are, by their first rank."""
         if not self.settings.checks:
             return {}
-        from .node_check import address_of_peer
-
         found = {}
         for rank, member in self.members.items():
             if member.local_rank == 0 and member.connection is not None:
                 with suppress(OSError):  # it has ended already
-                    found[rank] = address_of_peer(member.connection.socket)
+                    address = network.address_of_peer(member.connection.socket)
+                    found[rank] = without_mapping(address)
         return found
 
     def _apply(self, effects: Sequence[Effect], now: float) -> None:

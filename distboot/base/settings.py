@@ -321,15 +321,9 @@ def supervision_settings(
     hang_after: float | None = value_of("DISTBOOT_HANG_AFTER", environ)
     if value_of("DISTBOOT_HANG", environ) != "stop":
         hang_after = None
-    file: str | None = value_of("DISTBOOT_REPORT", environ, report)
-    if file is not None:
-        file = os.path.abspath(file)  # now, as a script may change its directory
-    bad_hosts: str | None = value_of("DISTBOOT_BAD_HOSTS_FILE", environ)
-    if bad_hosts is not None:
-        bad_hosts = os.path.abspath(bad_hosts)
     return SupervisionSettings(
         grace_setting(environ, grace),
-        file,
+        _file_of("DISTBOOT_REPORT", environ, report),
         detects=value_of("DISTBOOT_FAILURE_DETECTION", environ),
         stop_signals=value_of("DISTBOOT_STOP_SIGNALS", environ),
         stop_at=_stop_at(environ),
@@ -338,9 +332,17 @@ def supervision_settings(
         quit_shows=value_of("DISTBOOT_SIGQUIT", environ) == "stacks",
         stop_notice=value_of("DISTBOOT_STOP_NOTICE", environ),
         notice_address=value_of("DISTBOOT_NOTICE_ADDRESS", environ),
-        bad_hosts=bad_hosts,
+        bad_hosts=_file_of("DISTBOOT_BAD_HOSTS_FILE", environ),
         check=value_of("DISTBOOT_CHECK", environ, check),
     )
+
+
+def _file_of(variable: str, environ: Mapping[str, str], given: str | None = None) -> str | None:
+    """The absolute path of a file: a script may change its directory."""
+    path: str | None = value_of(variable, environ, given)
+    if path is None:
+        return None
+    return os.path.abspath(path)
 
 
 def _stop_at(environ: Mapping[str, str]) -> float | None:

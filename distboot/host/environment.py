@@ -9,6 +9,9 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from itertools import islice
+
+from .accelerators import VISIBILITY
 
 Digests = tuple[tuple[str, str], ...]
 
@@ -23,8 +26,7 @@ _OF_EACH_NODE = re.compile(
      |KUBERNETES|POD|NODE|JOB_COMPLETION|TPU|CLOUD_ML|HOROVOD|MASTER|GROUP|ROLE|LOCAL|NVIDIA)_.*
     |(NCCL|GLOO|FI)_.*                                   # compared when the ranks join, with values
     |.*_(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_\d+_(TCP|UDP).*)      # links to services
-    |(CUDA|HIP|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|HABANA_VISIBLE_MODULES|OMP_NUM_THREADS
-    |RANK|WORLD_SIZE|TF_CONFIG|NUM_NODES|NNODES
+    |OMP_NUM_THREADS|RANK|WORLD_SIZE|TF_CONFIG|NUM_NODES|NNODES
     |(SSH|SUDO|XDG|DBUS|LESS|LC|GIT|BASH|HIST|VSCODE|TMUX|CONDA|PYENV|NVM|MODULE|LMOD|_LM).*
     |HOST|HOSTNAME|HOSTTYPE|PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|COLUMNS|LINES|LS_COLORS|PS[1-4]
     |USER|LOGNAME|MAIL|SHELL|HOME|LANG.*|EDITOR|VISUAL|PAGER|MANPATH|INFOPATH|DISPLAY|WINDOWID|STY
@@ -44,13 +46,17 @@ def digests(environ: Mapping[str, str], secret: str) -> Digests:
     it cannot try out values.
     """
     found = []
-    for name in sorted(environ)[:10_000]:
-        is_short = len(name) <= _LONGEST and name.isprintable()
-        if not is_short or _OF_EACH_NODE.fullmatch(name):
-            continue
+    for name in islice(filter(_is_compared, sorted(environ)), _MOST):
         digest = ""
         if not _MAY_BE_SECRET.fullmatch(name):
             value = environ[name].encode(errors="surrogateescape")
             digest = hmac.new(secret.encode(), value, hashlib.sha256).hexdigest()[:_DIGITS]
         found.append((name, digest))
-    return tuple(found[:_MOST])
+    return tuple(found)
+
+
+def _is_compared(name: str) -> bool:
+    if len(name) > _LONGEST or not name.isprintable():
+        return False
+    is_of_each_node = name in VISIBILITY or _OF_EACH_NODE.fullmatch(name)
+    return not is_of_each_node

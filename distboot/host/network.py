@@ -73,6 +73,13 @@ def _ipv6_addresses() -> list[tuple[str, str]]:
     return found
 
 
+def address_of_peer(connection: socket.socket) -> str:
+    """The address at the other end: `"10.0.0.7"`, `"fe80::1%eth0"`; with its scope, if it has one."""
+    flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    address, _ = socket.getnameinfo(connection.getpeername(), flags)
+    return address
+
+
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an address; None for loopback."""
     wanted = without_mapping(address.partition("%")[0])

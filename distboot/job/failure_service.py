@@ -129,8 +129,7 @@ class FailureService(Service):
             traceback = end.traceback
             is_hosts_fault |= is_of_device(end)
         if is_hosts_fault:
-            why = cause.headline
-            self._emit(Blame(first.host, why))
+            self._emit(Blame(first.host, cause.headline))
         conclusion = Conclude(
             cause,
             cause.headline,

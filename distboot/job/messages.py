@@ -31,9 +31,10 @@ from .root_cause import RootCause
 from .stacks import Stacks, waits
 
 _count = integer(most=LARGEST)
-_short = text(200)
+LONGEST_SEEN = 200  # characters of a text about a node or a link
+MOST_SEEN = 20  # amounts, names and problems of a node
+_short = text(LONGEST_SEEN)
 _variables = shared(several(several(text(100), 2, 2, "name and digest"), 300))
-_MOST_SEEN = 20  # amounts, names and problems of a node
 _LARGEST_AMOUNT = 1e18  # bytes, or bytes a second
 _amount = valid(
     lambda value: type(value) in (int, float) and 0 <= value < _LARGEST_AMOUNT, "amount"
@@ -189,10 +190,10 @@ class NodeSeen:
     """What the first agent of a node has seen there."""
 
     # Bytes, or a number of things, by name
-    amounts: dict[str, float] = of(table(_MOST_SEEN, _amount), default_factory=dict)
+    amounts: dict[str, float] = of(table(MOST_SEEN, _amount), default_factory=dict)
     # What should be the same on all nodes, by name
-    names: dict[str, str] = of(table(_MOST_SEEN, _short), default_factory=dict)
-    problems: tuple[str, ...] = of(several(_short, _MOST_SEEN), default=())
+    names: dict[str, str] = of(table(MOST_SEEN, _short), default_factory=dict)
+    problems: tuple[str, ...] = of(several(_short, MOST_SEEN), default=())
     # Names and digests of the variables that should be the same on all nodes
     variables: tuple[tuple[str, str], ...] = of(_variables, default=())
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from ..base.errors import DistbootError
 from ..base.text import format_address, short_repr
-from ..host.network import Backoff, is_this_host, look_up
+from ..host.network import Backoff, address_of_peer, is_this_host, look_up
 from .connection_pool import DetachedConnection
 from .membership import (
     JoinPlan,
@@ -175,9 +175,7 @@ class Worker:
 
     def address_of_rank_0(self) -> str:
         """Rank 0's address, with the scope that a link-local address of IPv6 needs."""
-        flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-        address, _ = socket.getnameinfo(self._open.getpeername(), flags)
-        return address
+        return address_of_peer(self._open)
 
     def detach_all(self) -> list[DetachedConnection]:
         """Give the connection to the caller."""
