@@ -120,14 +120,19 @@ class WrapperAgent:
             return None
         return child.ending
 
-    def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
-        """The children of the ranks run; another thread calls `done` once `is_done` is true."""
+    def start(
+        self, pids: Mapping[int, int], done: Callable[[], None], *, shares_keys: bool
+    ) -> None:
+        """The children of the ranks run; another thread calls `done` once `is_done` is true.
+
+        `shares_keys`: the keys of this process's terminal reach them, too.
+        """
         for file in self.files.values():
             os.close(file)
         self._done = done
         self._job.mark(COMMAND)
         self._job.is_watched = self._settings.detects
-        self._call(lambda now: self._begin(pids, now))
+        self._call(lambda now: self._begin(pids, now, shares_keys=shares_keys))
 
     @property
     def next_round(self) -> RootCause | None:
@@ -287,7 +292,8 @@ class WrapperAgent:
         for child in self._children.values():
             child.terminating(now, of_wrapper=True)
 
-    def _begin(self, pids: Mapping[int, int], now: float) -> None:
+    def _begin(self, pids: Mapping[int, int], now: float, *, shares_keys: bool) -> None:
+        self._role.shares_keys = shares_keys
         if self._agent.coordinator is not None:
             self._agent.coordinator.facts.is_served = self.only_serves_rank_0
         for rank, pid in pids.items():

@@ -15,6 +15,7 @@ yet waits for the process.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 # Seconds; torchrun polls 10 times a second which ranks have ended, and lists them in that order
 AFTER_THE_FIRST = 0.15
 _LATER = 2.0  # seconds beyond the timeout of a key for the answer of rank 0
+# Seconds for a rank to end by the key of a terminal that has reached it, too: a busy host is slow
+_OWN_END = 2.0
+_OF_KEYS = (128 + signal.SIGINT, 128 + signal.SIGQUIT)  # exit codes
 CAUSE = "cause"  # the topic of the line that says why the job ends
 Answer = Go | Release | Failed  # to a script that waits at a key
 
@@ -69,6 +73,11 @@ class Wait(NamedTuple):
     reply: Callable[[Answer], object]
 
 
+def _is_of_key(cause: RootCause) -> bool:
+    """Whether the job ends for a signal that a key of a terminal sends to all processes there."""
+    return not cause.is_failure and cause.exit_code in _OF_KEYS
+
+
 @dataclass
 class Participant(PeerWatch):
     """One side of failure detection. All times are those of `time.monotonic`."""
@@ -88,6 +97,7 @@ class Participant(PeerWatch):
     claim: Callable[[str], bool] = lambda _: True
     probe: Callable[[Probe], object] = lambda _: None  # probes the link to a neighbor
     bound: float = BOUND  # seconds for which a host may give no sign
+    shares_keys: bool = False  # whether the keys of our terminal reach the ranks, too
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # what the wrapper knows of all rounds
     orders: dict[int, Terminate] = field(default_factory=dict)  # by rank of our own
@@ -352,6 +362,8 @@ class Participant(PeerWatch):
         """Stop our own ranks, and print why, once."""
         for member in self._running():
             at = now + cause.until_stop(member)
+            if self.shares_keys and _is_of_key(cause):
+                at += _OWN_END
             before = self.orders.get(member.rank)
             if before is not None:
                 at = min(at, before.at)

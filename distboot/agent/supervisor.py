@@ -105,7 +105,7 @@ def run(
         for each in logs:
             each.start(done)
         if watch is not None:
-            watch.start(pids, done)
+            watch.start(pids, done, shares_keys=shared_group)
         supervision = _Supervision(
             children,
             logs,

@@ -105,6 +105,37 @@ train()
 
 
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_slow_rank_ends_by_the_key_itself(clean_env: dict[str, str], mode: Mode) -> None:
+    script = """
+import os, signal, time
+def train():
+    print("ready", flush=True); signal.pause()
+if os.environ["RANK"] == "1":  # it takes its signal late, as on a busy host
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("ready", flush=True)
+    while signal.SIGINT not in signal.sigpending():
+        time.sleep(0.01)
+    time.sleep(0.7)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+train()
+"""
+    with wrapped(
+        mode,
+        clean_env,
+        sys.executable,
+        "-c",
+        script,
+        terminal=True,
+    ) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.read_until("ready")
+        wrapper.type("\x03")
+        rest = wrapper.rest()
+        assert wrapper.code() == 130
+    assert "exit codes: 130 (job), 130 (ranks 0-1)" in rest
+
+
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
 def test_ctrl_c_shows_one_prefix_with_torchs_hook(clean_env: dict[str, str], mode: Mode) -> None:
     pytest.importorskip("torch")
     script = """
