@@ -189,7 +189,8 @@ def _start(call: Call) -> Context:
             _warn_without_wrapper(call)
             met = meeting(call, exported)
         with met as job:
-            exported.write(thread_variables(job.placement, os.environ))
+            if not is_met:  # else the wrapper has, and may have bound this process
+                exported.write(thread_variables(job.placement, os.environ))
             context = frameworks.start(job, exported, call.options)
             job.mark(GROUP)
         if call.placement.world_size == 1:
@@ -234,6 +235,12 @@ def _in_wrapper(call: Call, called: float) -> AbstractContextManager[Session] | 
 def _warn_without_wrapper(call: Call) -> None:
     """Warn of settings that have no effect, or not their whole effect, without the wrapper."""
     placement = call.placement
+    if placement.rank == 0 and settings.value_of("DISTBOOT_BIND", os.environ) != "none":
+        log_line(
+            placement.who,
+            "warning: DISTBOOT_BIND has no effect: init() does not start its process; start the "
+            "script with python -m distboot",
+        )
     if call.supervision.stop_signals:
         from .agent.launcher_signals import warn_of_signals  # here, as few jobs need it
 

@@ -40,7 +40,7 @@ def start(
     if command.logs is not None:
         stdout = command.logs.stdout
         stderr = command.logs.stderr
-    prepare = _prepared(mask, own_group, open_files)
+    prepare = _prepared(command, mask, own_group, open_files)
     try:
         # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
         process = subprocess.Popen(
@@ -69,6 +69,7 @@ def _environ(command: Command) -> dict[str, str]:
 
 
 def _prepared(
+    command: Command,
     mask: set[int | signal.Signals],
     own_group: bool,
     open_files: int | None,
@@ -95,6 +96,8 @@ def _prepared(
         if os.getppid() != parent:  # it has died in between
             os.kill(os.getpid(), signal.SIGKILL)
         limit_files(open_files)
+        if command.cpus:
+            os.sched_setaffinity(0, command.cpus)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return prepare

@@ -73,6 +73,8 @@ class WrapperAgent:
             self._reports[rank], file = os.pipe()
             self.files[rank] = out_of_the_way(file)
             os.set_blocking(self.files[rank], False)  # whatever this agent does, the child can end
+        # By rank, the CPUs to which it is bound: "0-3,8"; empty: to none
+        self.cpus = dict.fromkeys(self.ranks, job.joined.plan.own.cpus)
         self._children: dict[int, MonitoredProcess] = {}
         self._passed_on: dict[int, Callable[[], bool]] = {}  # see `pass_through`
         self._done: Callable[[], None] = lambda: None
@@ -305,6 +307,6 @@ class WrapperAgent:
             )
             if rank in self._passed_on:
                 self._children[rank].has_passed_on = self._passed_on[rank]
-            self._role.take(rank, Register(pid), now)
+            self._role.take(rank, Register(pid, cpus=self.cpus[rank]), now)
             phases = Phases(dict(self._job.steps))
             self._role.take(rank, phases, now)

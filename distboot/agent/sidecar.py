@@ -89,7 +89,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.scripts.serve(control.socket, rank)
     if sys.platform == "linux":
         agent.scripts.open()
-    agent.role.take(rank, Register(begin.pid), time.monotonic())
+    own = Register(begin.pid, cpus=begin.plan.own.cpus)
+    agent.role.take(rank, own, time.monotonic())
     agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)

@@ -57,6 +57,7 @@ class Command(NamedTuple):
     rank: int = 0
     file: int | None = None  # a descriptor for it, under the same number
     logs: Logs | None = None  # read its output; None: it goes to this process's stdout and stderr
+    cpus: Collection[int] = ()  # to which it is bound; empty: as this process is
 
 
 _GROUP_POLL = 0.02  # seconds

@@ -79,6 +79,18 @@ SETTINGS = (
         page="../how-to/check-a-cluster.md",
     ),
     Setting(
+        "DISTBOOT_BIND",
+        "bind each rank to CPUs of its own, whole cores of those that the wrapper may use: "
+        "`accelerator`: a part of those beside its accelerator; `numa`: a part of all, in the "
+        "order of NUMA nodes; `auto`: the former where that is known. A rank that its launcher has "
+        "bound stays so",
+        default="none",
+        read=readers.one_of("auto", "numa", "accelerator", "none"),
+        option="--bind",
+        metavar="auto|numa|accelerator|none",
+        page="../how-to/cpus.md",
+    ),
+    Setting(
         "DISTBOOT_BAD_HOSTS_FILE",
         "a file on rank 0's host, to which hosts are added that failed the check, that were lost, "
         "or where a device failed first: one a line, as `srun --exclude=` reads it",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..agent.logs import Logs
     from ..detection.allocation import Unused
+    from ..host.binding import Cpus
 
 
 class Launch(NamedTuple):
@@ -106,6 +107,24 @@ class Launch(NamedTuple):
         if self.options.nproc_per_node:
             named = None
         return export.variables(placement, environ, named=named, **more)
+
+    def bound(self, placement: Placement) -> Cpus:
+        """The CPUs to which a rank is to be bound; empty: as this process is."""
+        kind = self.options.bind
+        if kind == "none":
+            return ()
+        from ..host import cpus  # here, as few jobs bind their ranks
+        from ..host.binding import cpus_of_ranks
+
+        if cpus.bound():  # by its launcher
+            return ()
+        local_rank = placement.local_rank
+        ranks = placement.local_world_size
+        if local_rank is None or ranks is None:
+            raise rendezvous_needed(
+                "one process alone cannot tell its local rank, which --bind needs"
+            )
+        return cpus_of_ranks(kind, ranks, os.environ)[local_rank]
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         """The command in this environment, for example with the local rank."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from .. import frameworks
 from ..agent import supervisor
 from ..base.commands import become
+from ..base.cpu_list import written
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.internal_variables import RANK
 from ..base.threads import at_once
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..agent.restarts import Restarts
     from ..agent.session import Session
     from ..base.settings import SupervisionSettings
+    from ..host.binding import Cpus
     from ..report.files import StartupReport
 
 
@@ -122,18 +124,21 @@ class Rounds(NamedTuple):
             WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
         ):
             assert job.joined is not None
-            environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
+            bound = self._bound(job, watch.ranks)
+            environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
             job.joined.close_listener()
             files = job.joined.open_files
             if options.exec:
                 watch.leave_job()
+                if bound[0]:
+                    os.sched_setaffinity(0, bound[0])
                 become(self.launch.words(environs[0]), environs[0], open_files=files)
             if not self.settings.detects:
                 report.failed(job, None)
             if options.framework == "tensorflow":
                 watch.only_serves_rank_0 = has_servers(environs[0])
             code = supervisor.run(
-                self._commands(watch, environs, logs),
+                self._commands(watch, environs, bound, logs),
                 grace=options.grace,
                 open_files=files,
                 watch=watch,
@@ -148,8 +153,23 @@ class Rounds(NamedTuple):
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 
+    def _bound(self, job: Session, ranks: Sequence[int]) -> dict[int, Cpus]:
+        """The CPUs to which each rank of this agent is to be bound; empty: as this process is."""
+        kind = self.launch.options.bind
+        if kind == "none":
+            return dict.fromkeys(ranks, ())
+        from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
+
+        if self.ranks:
+            return dict(zip(ranks, cpus_of_ranks(kind, self.ranks, os.environ), strict=True))
+        return {ranks[0]: self.launch.bound(job.placement)}
+
     def _commands(
-        self, watch: WrapperAgent, environs: Sequence[Mapping[str, str]], logs: Logs | None
+        self,
+        watch: WrapperAgent,
+        environs: Sequence[Mapping[str, str]],
+        bound: Mapping[int, Cpus],
+        logs: Logs | None,
     ) -> list[supervisor.Command]:
         commands = []
         for rank, environ in zip(watch.ranks, environs, strict=True):
@@ -164,11 +184,16 @@ class Rounds(NamedTuple):
                 rank,
                 watch.files[rank],
                 logs,
+                bound[rank],
             )
+            if bound[rank]:
+                watch.cpus[rank] = written(bound[rank])
             commands.append(command)
         return commands
 
-    def _environ_of(self, job: Session, watch: WrapperAgent, rank: int) -> dict[str, str]:
+    def _environ_of(
+        self, job: Session, watch: WrapperAgent, bound: Mapping[int, Cpus], rank: int
+    ) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 
         session = job
@@ -182,7 +207,8 @@ class Rounds(NamedTuple):
         others = frameworks.exports(self.launch.options.framework, session, base)
         if not is_torchruns:  # else one of them would show that torchrun has started the script
             others |= counts
-        exports = self.launch.exports(placement, base, others=others, met=True) | counts
+        exports = self.launch.exports(placement, base, others=others, met=True, bound=bound[rank])
+        exports |= counts
         if is_torchruns and self.launch.options.restarts.most:
             # The store of torchrun's agent has the keys of the first round: the script needs a new
             # one.

@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..agent.logs import Logs
     from ..base.settings import SupervisionSettings
+    from .nested_launcher import Nested
 
 
 def run(words: list[str]) -> int:
@@ -48,12 +49,24 @@ def run(words: list[str]) -> int:
         if launch.inner is None:
             fit_to_script(options, target, os.environ)
         else:
+            _refuse_binding(launch.inner, options.bind)
             options.framework = "none"
         if options.nproc_per_node:
             return _run_node(launch, placement)
         launch.warn_of_unused(placement)
         bound_cpus.warn_of_rank(placement, os.environ)
         return _run_rank(launch, export.require_master(placement))
+
+
+def _refuse_binding(inner: Nested, kind: str) -> None:
+    if kind == "none":
+        return
+    raise DistbootError(
+        "usage",
+        f"--bind (or DISTBOOT_BIND) binds this process's rank to CPUs, and {inner.name} starts "
+        "others",
+        f"leave it out, or give it to a wrapper that {inner.name} starts",
+    )
 
 
 def _run_rank(launch: Launch, placement: Placement) -> int:
@@ -95,10 +108,14 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
 
         session = alone(placement, options.join_timeout)
         others = frameworks.exports(options.framework, session, os.environ)
-    environ = export.merged(launch.exports(placement, os.environ, others=others), os.environ)
+    bound = launch.bound(placement)
+    exports = launch.exports(placement, os.environ, others=others, bound=bound)
+    environ = export.merged(exports, os.environ)
     if options.exec:
+        if bound:
+            os.sched_setaffinity(0, bound)
         become(launch.words(environ), environ)
-    command = supervisor.Command(launch.words(environ), environ, logs=logs)
+    command = supervisor.Command(launch.words(environ), environ, logs=logs, cpus=bound)
     programs = LAUNCHERS[placement.launcher].programs
     if programs:
         from ..agent.launcher_process import end_if_left  # here, as most that are alone have none
@@ -131,13 +148,25 @@ def _run_node(launch: Launch, placement: Placement) -> int:
     with with_rank(placement.who):
         bound_cpus.warn_of_node(placement)
         launch.warn_of_unused(with_ranks(placement, ranks))
-        problem = launch.target.missing()
+        problem = launch.target.missing() or _why_not_bound(options.bind, ranks)
         if problem is None and options.log_dir is not None:
             # The ranks, and so their log files, have no names yet
             from ..agent.logs import folder_problem
 
             problem = folder_problem(options.log_dir)
         return _run_in_job(launch, export.require_master(placement), problem, ranks=ranks)
+
+
+def _why_not_bound(kind: str, ranks: int) -> DistbootError | None:
+    """Why the ranks of this node cannot be bound to CPUs."""
+    if kind != "none":
+        from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
+
+        try:
+            cpus_of_ranks(kind, ranks, os.environ)
+        except DistbootError as error:
+            return error
+    return None
 
 
 def _run_in_job(

@@ -50,6 +50,7 @@ def _framework(text: str) -> str:
 _OPTIONS = (
     option_help("DISTBOOT_JOIN_TIMEOUT"),
     option_help("DISTBOOT_CHECK"),
+    option_help("DISTBOOT_BIND"),
     option_help("DISTBOOT_GRACE"),
     """\
 --framework NAME  what the script uses: torch (the default, also for frameworks built on it),
@@ -146,6 +147,7 @@ def complete(options: Namespace, environ: Mapping[str, str]) -> None:
     settings.refuse_invalid(environ, _overridden(options))
     options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
     options.grace = settings.grace_setting(environ, options.grace)
+    options.bind = settings.value_of("DISTBOOT_BIND", environ, options.bind)
     options.restarts = _restarts_of(options, environ)
 
 

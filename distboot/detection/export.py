@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import DistbootError
@@ -30,6 +30,7 @@ def variables(
     *,
     named: str | None = None,
     others: Mapping[str, str] = {},
+    bound: Collection[int] = (),
     **state: Any,
 ) -> dict[str, str | None]:
     """The variables to set for a placement, starting from `environ`; None: must not be set.
@@ -42,6 +43,7 @@ def variables(
         environ: its environment so far.
         named: the launcher that the user named.
         others: variables that only one framework reads.
+        bound: the CPUs to which the process will be bound; empty: as this one is.
         state: for `inherited.encode`.
     """
     without_ours, outer = inherited.strip(environ)
@@ -55,7 +57,7 @@ def variables(
     all_others = {
         **outer.framework_vars(environ),
         **others,
-        **thread_variables(placement, environ),
+        **thread_variables(placement, environ, bound),
         **_marks_of_others(placement, without_ours),
     }
     if named is not None:
@@ -159,10 +161,13 @@ def for_launcher(
     return exports
 
 
-def thread_variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+def thread_variables(
+    placement: Placement, environ: Mapping[str, str], bound: Collection[int] = ()
+) -> dict[str, str]:
     """The number of threads of a rank, to be set before its framework is imported; see `cpus`."""
     _, outer = inherited.strip(environ)
-    return cpus.variables(placement.local_world_size, outer.strip_framework_vars(environ))
+    own = outer.strip_framework_vars(environ)
+    return cpus.variables(placement.local_world_size, own, bound=bound)
 
 
 def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:

@@ -95,45 +95,72 @@ def has_nvidia_smi() -> bool:
     return shutil.which("nvidia-smi") is not None
 
 
+def pci_addresses(root: Path = Path("/")) -> dict[str, str]:
+    """The PCI address of each accelerator, by its id: `{"GPU-9a1c…": "0000:3b:00.0"}`."""
+    return {**_nvidia_addresses(root), **_amd_addresses(root)}
+
+
 def _nvidia(root: Path) -> list[str]:
     """In the order of the PCI bus, as CUDA numbers devices of one kind."""
-    ids = []
+    return list(_nvidia_addresses(root))
+
+
+def _nvidia_addresses(root: Path) -> dict[str, str]:
+    """The PCI address of each, by its id."""
+    found = {}
     with suppress(OSError):
         for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
             # GPU UUID: 	 GPU-9a1c4b7e-…
             # Device Minor: 	 0
-            found = re.findall(
+            pairs = re.findall(
                 r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE
             )
-            lines = dict(found)
+            lines = dict(pairs)
             minor = lines.get("Device Minor", "")
             device = root / f"dev/nvidia{minor}"
             # /proc lists all devices; with Slurm's ConstrainDevices a task may open only its own,
             # and numbers it 0.
             if os.access(device, os.R_OK | os.W_OK):
-                ids.append(lines.get("GPU UUID", path.parent.name))
-    return ids
+                address = path.parent.name
+                found[lines.get("GPU UUID", address)] = address
+    return found
 
 
 def _amd(root: Path) -> list[str]:
     """In the order of the nodes of the topology; some of these are CPUs."""
-    ids = []
+    return list(_amd_addresses(root))
+
+
+def _amd_addresses(root: Path) -> dict[str, str]:
+    """The PCI address of each, by its id."""
+    found = {}
     with suppress(OSError, ValueError):
         nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
         by_number = sorted(nodes, key=lambda path: int(path.parent.name))
         for path in by_number:
             # simd_count 304
             # unique_id 9223372036854775810
+            # domain 0
+            # location_id 15104
             lines = re.findall(r"^(\S+) +(\S+)", path.read_text(), re.MULTILINE)
             properties = dict(lines)
             if properties.get("simd_count", "0") == "0":  # a CPU
                 continue
             unique = int(properties.get("unique_id", "0"))  # 0 if the device has none
+            own_id = f"kfd{path.parent.name}"
             if unique:
-                ids.append(f"GPU-{unique:016x}")
-            else:
-                ids.append(f"kfd{path.parent.name}")
-    return ids
+                own_id = f"GPU-{unique:016x}"
+            found[own_id] = _pci_address(properties)
+    return found
+
+
+def _pci_address(properties: Mapping[str, str]) -> str:
+    """Linux's kfd_topology.c: bus, device and function are in one number."""
+    domain = int(properties.get("domain", "0"))
+    place = int(properties.get("location_id", "0"))
+    bus = place >> 8
+    device = place >> 3 & 0x1F
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{place & 7}"
 
 
 def chosen(ids: list[str], choice: str | None) -> list[str]:

@@ -7,8 +7,10 @@ the CPUs, or where a quota limits them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+
+from ..base.cpu_list import expanded
 
 # Where the file system begins; tests use another one. pathlib would slow down every start.
 Root = str | os.PathLike[str]
@@ -20,13 +22,18 @@ def variables(
     ranks: int | None,
     environ: Mapping[str, str],
     root: Root = "/",
+    bound: Collection[int] = (),
 ) -> dict[str, str]:
-    """OMP_NUM_THREADS for each rank on this node, where OpenMP would start too many threads."""
-    if _THREADS in environ:
-        return {}
-    if ranks is None:
+    """OMP_NUM_THREADS for each rank on this node, where OpenMP would start too many threads.
+
+    `bound`: the CPUs to which a rank will be bound; its threads are as many.
+    """
+    if _THREADS in environ or ranks is None:
         return {}
     found = share(ranks, root)
+    count = len(bound)
+    if count:
+        found = _within_quota(count, ranks, root)
     if found is None:
         return {}
     return {_THREADS: str(found)}
@@ -43,27 +50,42 @@ def share(ranks: int, root: Root = "/") -> int | None:
     available = of_all(root) or own
     if own * ranks > available:
         found = own // ranks
-    limit = quota(root)
-    if limit is not None:
-        allowed = int(limit / ranks)
-        found = min(found, allowed)
-    found = max(found, 1)
+    found = _within_quota(found, ranks, root)
     if found >= own:
         return None
     return found
 
 
+def _within_quota(found: int, ranks: int, root: Root) -> int:
+    """So many CPUs, as far as the quota has them for each rank; at least 1."""
+    limit = quota(root)
+    if limit is not None:
+        found = min(found, int(limit / ranks))
+    return max(found, 1)
+
+
 def affinity(root: Root = "/") -> int | None:
     """The number of CPUs that the kernel may run this process on; None if it is unknown."""
     with suppress(OSError, ValueError):
-        status = _read(root, "proc/self/status")
-        for line in status.splitlines():
-            # Cpus_allowed_list:	0-3,8
-            name, _, listed = line.partition(":")
-            if name == "Cpus_allowed_list":
-                cpus = listed.strip()
-                return _count(cpus)
+        own = expanded(allowed(root))
+        return len(own) or None
     return None
+
+
+def allowed(root: Root = "/") -> str:
+    """The CPUs that the kernel may run this process on: `"0-3,8"`; empty: it does not say."""
+    status = _read(root, "proc/self/status")
+    # Cpus_allowed_list:	0-3,8
+    _, _, rest = status.partition("Cpus_allowed_list:")
+    listed, _, _ = rest.partition("\n")
+    return listed.strip()
+
+
+def bound(root: Root = "/") -> str:
+    """The CPUs to which this process is bound: `"0-3,8"`; empty: it may use all, or is unknown."""
+    if binding(root) is None:
+        return ""
+    return allowed(root)
 
 
 def binding(root: Root = "/") -> tuple[int, int] | None:
@@ -103,27 +125,17 @@ def of_all(root: Root = "/") -> int | None:
     """The number of CPUs for all ranks on this node: those of the cgroup, or of the machine."""
     # 0-15,32-47
     unified = _cgroup_folders(root, "")
-    files = [f"{folder}/cpuset.cpus.effective" for folder in unified]
     cpusets = _cgroup_folders(root, "cpuset")
-    files += [f"{folder}/cpuset.effective_cpus" for folder in cpusets]
-    files.append("sys/devices/system/cpu/online")
+    files = [
+        *map("{}/cpuset.cpus.effective".format, unified),
+        *map("{}/cpuset.effective_cpus".format, cpusets),
+        "sys/devices/system/cpu/online",
+    ]
     for file in files:
         with suppress(OSError, ValueError):
             listed = _read(root, file)
-            return _count(listed.strip())
+            return len(expanded(listed.strip()))
     return None
-
-
-def _count(listed: str) -> int:
-    """The length of a list of CPUs, for example "0-3,8"."""
-    count = 0
-    spans = listed.split(",")
-    for span in spans:
-        first, _, last = span.partition("-")
-        if not last:
-            last = first
-        count += int(last) - int(first) + 1
-    return count
 
 
 def _cgroup_folders(root: Root, controller: str) -> list[str]:

@@ -148,7 +148,8 @@ class Job:
         """
         member.pid = message.pid
         member.is_watched = message.detects
-        self._emit(Record("registered", member.rank, {"pid": message.pid}))
+        details = {"pid": message.pid, "cpus": message.cpus}
+        self._emit(Record("registered", member.rank, details))
         members = self.facts.members
         answer = messages.Register(members[0].pid)
         if member.rank == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rendezvous import messages as rendezvous
+from ..rendezvous.messages import cpu_list
 from ..rendezvous.protocol import (
     both,
     flag,
@@ -48,6 +49,7 @@ class Register:
     pid: int = of(number)
     # Whether all ranks are told of its failure, which may be switched off
     detects: bool = of(flag, default=True)
+    cpus: str = of(cpu_list, default="")  # to which it is bound, "0-3,8"; empty: to none
 
 
 @dataclass(frozen=True, slots=True)

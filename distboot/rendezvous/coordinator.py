@@ -170,6 +170,10 @@ class Coordinator:
         records = self.table.in_order()
         refuse_several_frameworks(records, membership)
         self.warnings = consistency_warnings(records, membership, Clocks(self.log).offsets())
+        if any(record.cpus for record in records):
+            from .shared_cpus import shared_cpus  # here, as most launchers bind no rank
+
+            self.warnings += shared_cpus(records, membership, self._plan.unbind)
         if self._plan.again:  # the agent around this one has printed them
             return
         for warning in self.warnings:

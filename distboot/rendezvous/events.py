@@ -23,7 +23,7 @@ Kind = Literal[
     "all_joined",  # findings
     "checked",  # seconds, findings: of the check of all nodes
     "not_ready",
-    "registered",  # pid: its failures are detected from now on
+    "registered",  # pid, cpus (to which it is bound): its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN
     "failing",  # text: it is about to fail, or cannot continue
     "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
@@ -172,6 +172,7 @@ class JoinLog(EventLog):
             host=record.host,
             node=self._nodes.setdefault(record.node, len(self._nodes)),
             pid=record.pid,
+            cpus=record.cpus,
             **{name: getattr(record, name) for name in PLACE},
             process_start=record.started,
             detected=record.detected,

@@ -212,6 +212,7 @@ class JoinPlan:
     ending: float = of(time_or_duration, default=0.0)
     # The launcher's programs, one of which is above this process; see `Launcher.programs`
     programs: tuple[str, ...] = of(several(line), default=())
+    unbind: str = of(line, default="")  # how the launcher is told not to bind; `Launcher.unbind`
     # Of the job, for users: as the launcher or the platform calls it
     name: str = of(text(1 << 16), default="")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..base.cpu_list import is_cpu_list
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control, without_secret
 from .protocol import (
@@ -49,6 +50,7 @@ ONE_DISTBOOT = "install the same version of distboot on all nodes"
 
 line = text(LONGEST_TEXT)
 port = integer(0, 65535, "port")
+cpu_list = both(text(4000), valid(is_cpu_list, "list of CPUs"))
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
 heartbeat_timeout = valid(
@@ -158,6 +160,8 @@ class WorkerInfo:
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)  # what it was started with
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
+    # To which its launcher has bound it: "0-3,8"; empty: to none
+    cpus: str = of(cpu_list, default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..detection.placement import LEFT_OPEN, Placement
 from ..host import (
     FRAMEWORK,
     accelerators,
+    cpus,
     derived_port,
     network,
 )
@@ -107,6 +108,7 @@ def plan_of(
         earlier=earlier,
         ending=ending,
         programs=LAUNCHERS[placement.launcher].programs,
+        unbind=LAUNCHERS[placement.launcher].unbind,
         name=placement.job_id or "",
     )
     return plan, problem
@@ -128,6 +130,9 @@ def _own_report(
 ) -> WorkerInfo:
     """What this rank reports to rank 0; or this agent of a node."""
     host = environ.get("DISTBOOT_HOST") or socket.gethostname()
+    bound = ""
+    if not part.ranks:
+        bound = cpus.bound()
     ids = accelerators.visible(environ)
     device = None
     started_at = 0.0
@@ -155,6 +160,7 @@ def _own_report(
         round=part.round,
         max_restarts=part.max_restarts,
         heartbeat_timeout=heartbeat_timeout(environ),
+        cpus=bound,
     )
     if problem is not None:
         own = replace(own, problem=as_problem(problem))

@@ -365,6 +365,7 @@ def _rank(rank: int, place: Place, state: str, job: JobState) -> dict[str, objec
         "pid": None,
         "start": None,
         "end": None,
+        "cpus": None,
         "exit_code": None,
         "signal": None,
         "lost": job.kind_for(rank) == "lost",
@@ -375,6 +376,7 @@ def _rank(rank: int, place: Place, state: str, job: JobState) -> dict[str, objec
     processes = job.registered or job.joined  # the wrapper joins, and registers its child
     if rank in processes:
         record["pid"] = processes[rank].details["pid"] or None
+        record["cpus"] = processes[rank].details.get("cpus") or None
     if rank in job.registered:
         record["start"] = utc(job.registered[rank].time)
     if rank in job.exited:

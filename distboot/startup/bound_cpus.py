@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..base.text import log_line
+from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..host import cpus
 
 _THREADS = "OMP_NUM_THREADS"
 _ONE_CORE = 2  # CPUs, where each core has two threads
-# The variables are for a platform that calls mpirun itself: for Open MPI 4, and for 5.
-_UNBOUND = (
-    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the "
-    "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
-    "PRTE_MCA_hwloc_default_binding_policy=none"
-)
 
 
 def warn_of_node(placement: Placement) -> None:
@@ -62,7 +57,8 @@ def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Ro
 
 
 def _say(placement: Placement, what: str) -> None:
+    remedy = LAUNCHERS[placement.launcher].unbind
     log_line(
         placement.who,
-        f"warning: {placement.launcher} has bound {what}: {_UNBOUND}",
+        f"warning: {placement.launcher} has bound {what}: {remedy}",
     )

@@ -33,12 +33,14 @@ from distboot.frameworks import Options, jax, preload
 from distboot.frameworks._base import imported
 from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host import DERIVED_PORTS, cpus, free_port
+from distboot.host.binding import cpus_of_ranks
 from distboot.host.cpus import of_all
 from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.membership import build_membership
+from distboot.rendezvous.membership import Membership, build_membership
 from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
-from distboot.rendezvous.protocol import Frames, decode
+from distboot.rendezvous.protocol import Frames, ProtocolError, decode, encode
+from distboot.rendezvous.shared_cpus import shared_cpus
 from distboot.startup import bound_cpus
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
@@ -56,9 +58,11 @@ __all__ = [
     "Go",
     "JoinTable",
     "Members",
+    "Membership",
     "NodePlatform",
     "Options",
     "Process",
+    "ProtocolError",
     "Ready",
     "Session",
     "StopPages",
@@ -71,9 +75,11 @@ __all__ = [
     "corrected",
     "count_of",
     "cpus",
+    "cpus_of_ranks",
     "decode",
     "detect_here",
     "docker_options",
+    "encode",
     "ends_at",
     "examine",
     "find",
@@ -92,6 +98,7 @@ __all__ = [
     "refuse_idle_accelerators",
     "refuse_unless_rank",
     "sample_of",
+    "shared_cpus",
     "signs",
     "surroundings",
     "text",

@@ -122,6 +122,8 @@ class Launcher(NamedTuple):
     # How its process on each node, the parent of the ranks, survives the signals in SIGNALS; empty:
     # it does, or that is not known
     signals_hint: str = ""
+    # How it is told not to bind its processes to CPUs
+    unbind: str = "mpirun --bind-to none, srun --cpu-bind=none"
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
 
     def claims(self, environ: Mapping[str, str]) -> bool:

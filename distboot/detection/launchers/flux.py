@@ -36,5 +36,6 @@ FLUX = Launcher(
     left_over=(LeftOver("FLUX_JOB_SIZE", "flux run", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),),
     programs=("flux-shell",),
     mpi="maybe",
+    unbind="flux run -o cpu-affinity=off",
     env_forwarding_hint="flux run --env=NAME=VALUE …",
 )

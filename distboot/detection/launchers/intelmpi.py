@@ -26,5 +26,6 @@ INTELMPI = Launcher(
     programs=("hydra_pmi_proxy", "hydra_bstrap_proxy"),  # one on each host
     mpi="yes",
     read_by=("horovod", "jax"),
+    unbind="I_MPI_PIN=0",
     env_forwarding_hint="mpiexec -genv NAME VALUE …",
 )

@@ -32,5 +32,6 @@ LSF = Launcher(
     starts_daemons=True,
     left_over=(LeftOver("JSM_NAMESPACE_LOCAL_RANK", "LSF's jsrun", (_RANK, _SIZE)),),
     mpi="maybe",
+    unbind="jsrun --bind none",
     env_forwarding_hint="jsrun -E NAME=VALUE …",
 )

@@ -45,5 +45,6 @@ MPICH = Launcher(
     programs=("hydra_pmi_proxy", "hydra_bstrap_proxy"),  # one on each host
     mpi="yes",
     read_by=("horovod", "jax"),
+    unbind="mpiexec -bind-to none",
     env_forwarding_hint="mpiexec -genv NAME VALUE …",
 )

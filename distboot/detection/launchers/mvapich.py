@@ -48,5 +48,6 @@ MVAPICH = Launcher(
     programs=("mpispawn",),
     mpi="yes",
     read_by=("horovod", "jax"),
+    unbind="MV2_ENABLE_AFFINITY=0",
     env_forwarding_hint="mpirun_rsh … NAME=VALUE program …",
 )

@@ -63,5 +63,10 @@ OPENMPI = Launcher(
     ),
     mpi="yes",
     read_by=("horovod", "jax"),
+    # The variables are for a platform that calls mpirun itself: for 4, and for 5
+    unbind=(
+        "mpirun --bind-to none; where a platform starts mpirun, set in the environment of the job "
+        "OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_hwloc_default_binding_policy=none"
+    ),
     env_forwarding_hint="mpirun -x NAME=VALUE …",
 )

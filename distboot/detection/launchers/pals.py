@@ -68,5 +68,6 @@ PALS = Launcher(
         ),
     ),
     mpi="maybe",
+    unbind="mpiexec --cpu-bind none",
     env_forwarding_hint="mpiexec --env NAME=VALUE …",
 )

@@ -336,5 +336,6 @@ SLURM = Launcher(
     start_several=(
         "start {0} tasks: srun --ntasks-per-node={0} … on one node, srun --ntasks={0} … on several"
     ),
+    unbind="srun --cpu-bind=none (or SLURM_CPU_BIND=none)",
     env_forwarding_hint="srun --export=ALL,NAME=VALUE …",
 )
