@@ -101,6 +101,7 @@ class Restarts:
         pids: list[int],
         is_asked: bool,
         is_orphaned: bool = False,
+        is_unfit: bool = False,
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause with the decision, and what to print of it, once.
 
@@ -111,6 +112,7 @@ class Restarts:
             pids: of our own ranks.
             is_asked: whether the job was asked to stop.
             is_orphaned: whether the launcher's process above rank 0 is gone.
+            is_unfit: whether the node of its rank has failed the check before this round.
         """
         for pid in pids:
             self.look(pid)
@@ -124,6 +126,7 @@ class Restarts:
                 most=self._most,
                 is_asked=is_asked,
                 has_mpi=self._has_mpi,
+                is_unfit=is_unfit,
             )
             if is_orphaned and not self._refusal:
                 self._refusal = "the launcher of rank 0 is gone"

@@ -265,6 +265,7 @@ class CheckService(Service):
         reasons: defaultdict[int, list[str]] = defaultdict(list)
         for finding in findings:
             reasons[finding.node].append(finding.text)
+        self._facts.unfit.update(reasons)
         for number, texts in reasons.items():
             blame = Blame(
                 self._nodes[number].host,

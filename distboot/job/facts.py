@@ -35,6 +35,7 @@ class RestartDecision(Protocol):
         pids: list[int],
         is_asked: bool,
         is_orphaned: bool,
+        is_unfit: bool,
     ) -> tuple[RootCause, str | None]: ...
 
 
@@ -52,6 +53,8 @@ class Facts:
     was_stopped: bool = False  # whether a signal asks one of our own ranks to stop
     restarts: RestartDecision | None = None  # on rank 0, where another round may follow
     cause: RootCause | None = None  # why the job ends, once that is known
+    # Nodes that have failed the check before this round: what follows there is not the script's
+    unfit: set[int] = field(default_factory=set)
     # On rank 0: what may be the cause, in the order of arrival
     reports: list[FailureReport] = field(default_factory=list)
 

@@ -128,7 +128,8 @@ class FailureService(Service):
         if end is not None:
             traceback = end.traceback
             is_hosts_fault |= is_of_device(end)
-        if is_hosts_fault:
+        is_blamed = first.node_rank in self._facts.unfit  # by the check before this round
+        if is_hosts_fault and not is_blamed:
             self._emit(Blame(first.host, cause.headline))
         conclusion = Conclude(
             cause,

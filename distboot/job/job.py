@@ -249,6 +249,7 @@ class Job:
             pids=own,
             is_asked=self._agreement.is_asked or facts.was_stopped,
             is_orphaned=facts.is_orphaned,
+            is_unfit=member.node_rank in facts.unfit,
         )
 
 

@@ -6,7 +6,8 @@ decides when a rank fails, and sends the decision with the root cause; an agent 
 command again. `agent/restarts` does all that.
 
 No round follows a failure that another start does not change: the job was asked to stop, the error
-is one of usage, or the same place in the code failed before within the window of time.
+is one of usage, or the same place in the code failed before within the window of time. A failure on
+a node that has failed the check before the round does not count there.
 """
 
 from __future__ import annotations
@@ -70,11 +71,14 @@ class RestartPolicy:
         most: int,  # restarts that are allowed
         is_asked: bool,  # whether the job was asked to stop
         has_mpi: bool,  # whether a rank uses MPI
+        # Whether its node has failed the check before the round: then the place shows no bug
+        is_unfit: bool = False,
     ) -> str:
         """Why no round follows; empty: one does."""
         end = end or ExitStatus()
         place = ""
-        if not self._of_launcher:
+        may_be_bug = not (self._of_launcher or is_unfit)
+        if may_be_bug:
             place = _place_of(end)
         ago = now - self._last_at.get(place, -inf)
         self._last_at[place] = now

@@ -361,6 +361,24 @@ def test_second_failure_at_one_place_is_a_bug(
     assert (said is None) is goes_on
 
 
+def test_failure_on_an_unfit_node_is_no_bug() -> None:
+    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=False)
+    end = _raised("ValueError: 1")
+    goes_on = []
+    for round_, is_unfit in enumerate((False, True, False)):
+        restarts.begin(round_, 5)
+        cause, _ = restarts.decided(
+            from_exit(RankState(1, "a", 0, 1), end, 0.0),
+            end,
+            10.0,
+            pids=[],
+            is_asked=False,
+            is_unfit=is_unfit,
+        )
+        goes_on.append(cause.restarts)
+    assert goes_on == [True, True, False]
+
+
 def test_no_file_is_left_open_by_a_round(distboot: Run, tmp_path: Path) -> None:
     script = """
 import os, signal

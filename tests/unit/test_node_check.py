@@ -121,6 +121,19 @@ def test_host_is_blamed_once_for_all_findings() -> None:
     assert job.blamed == [Blame("node-1", "one; two")]
 
 
+def test_host_that_failed_the_check_is_not_blamed_again() -> None:
+    job = Checked(nodes=2)
+    job.see(node_1=NodeSeen(problems=("accelerator 0 is slowed down: heat",)))
+    job.answer()
+    assert job.facts.unfit == {1}
+    job.facts.is_starting = False
+    job.facts.members[1].pid = 1
+    job._apply(job.job.lost(1, "it is gone", job.now))
+    job.wait(10)
+    assert [blame.why for blame in job.blamed] == ["accelerator 0 is slowed down: heat"]
+    assert job.facts.cause is not None
+
+
 def test_host_that_is_lost_is_blamed() -> None:
     job = Checked(nodes=2, mode="off")
     job.facts.is_starting = False
