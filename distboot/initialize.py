@@ -189,6 +189,7 @@ def _start(call: Call) -> Context:
             _warn_without_wrapper(call)
             met = meeting(call, exported)
         with met as job:
+            exported.write(job.shared_variables(os.environ))
             if not is_met:  # else the wrapper has, and may have bound this process
                 exported.write(thread_variables(job.placement, os.environ))
             context = frameworks.start(job, exported, call.options)

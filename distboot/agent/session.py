@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from ..base.errors import DistbootError, with_rank
+from ..base.settings import share_env_setting
 from ..base.text import first_line
 from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
@@ -148,6 +149,15 @@ class Session:
 
     def mark(self, step: str) -> None:
         self.steps[step] = time.time()
+
+    def shared_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Those of rank 0 that this rank is to have, too, as it has none; see `--share-env`."""
+        patterns = share_env_setting(environ)
+        if self.membership is None or not patterns:
+            return {}
+        from ..host.shared_variables import taken  # here, as few jobs share any
+
+        return taken(self.membership.shared, environ, patterns)
 
     @property
     def log(self) -> EventLog | None:

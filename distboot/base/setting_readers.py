@@ -21,6 +21,7 @@ _RANGES = {
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 _LARGEST_PORT = 65535
 _SHORTEST_HEARTBEAT = 2.0  # seconds
+_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_*]*")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 
 
@@ -198,6 +199,22 @@ def stop_signals(given: Given) -> tuple[int, ...]:
             )
         numbers.add(int(signal.Signals[f"SIG{name}"]))
     return tuple(sorted(numbers))
+
+
+def name_patterns(given: Given) -> tuple[str, ...]:
+    """`"HF_*,MODEL_DIR"` -> `("HF_*", "MODEL_DIR")`."""
+    found = []
+    for word in str(given.value).split(","):
+        name = word.strip()
+        if not _NAME_PATTERN.fullmatch(name):
+            variable = given.text.partition("=")[0]
+            raise DistbootError(
+                given.code,
+                f"{variable}: {short_repr(name)} is not a name of variables",
+                "give names with commas; * stands for any characters after the first one",
+            )
+        found.append(name)
+    return tuple(found)
 
 
 def notice_provider(given: Given) -> str:

@@ -79,6 +79,16 @@ SETTINGS = (
         page="../how-to/check-a-cluster.md",
     ),
     Setting(
+        "DISTBOOT_SHARE_ENV",
+        "variables that a rank takes from rank 0 where it has none, with commas, such as "
+        "`HF_*,MODEL_DIR`; on all ranks. Never what may be a secret, or is of one process or host",
+        read=readers.name_patterns,
+        unset=(),
+        option="--share-env",
+        metavar="NAMES",
+        page="../how-to/check-a-cluster.md#variables-that-reached-one-host-only",
+    ),
+    Setting(
         "DISTBOOT_BIND",
         "bind each rank to CPUs of its own, whole cores of those that the wrapper may use: "
         "`accelerator`: a part of those beside its accelerator; `numa`: a part of all, in the "
@@ -413,6 +423,12 @@ def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
     if given is not None:
         return readers.seconds(given_by_option(name, given))
     found: float = value_of("DISTBOOT_JOIN_TIMEOUT", os.environ)
+    return found
+
+
+def share_env_setting(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of variables that ranks take from rank 0; `*` stands for any characters."""
+    found: tuple[str, ...] = value_of("DISTBOOT_SHARE_ENV", environ)
     return found
 
 

@@ -200,6 +200,7 @@ class Rounds(NamedTuple):
         base = dict(os.environ)
         if self.ranks:
             session, base = _session_and_environ_for_rank(job, rank)
+        base |= session.shared_variables(base)
         placement = session.placement
         session.link = watch.link(placement.rank)
         is_torchruns = LAUNCHERS[placement.launcher].serves_master_port

@@ -51,6 +51,7 @@ _OPTIONS = (
     option_help("DISTBOOT_JOIN_TIMEOUT"),
     option_help("DISTBOOT_CHECK"),
     option_help("DISTBOOT_BIND"),
+    option_help("DISTBOOT_SHARE_ENV"),
     option_help("DISTBOOT_GRACE"),
     """\
 --framework NAME  what the script uses: torch (the default, also for frameworks built on it),
@@ -105,6 +106,9 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     if log_format == "json":
         os.environ["DISTBOOT_LOG_FORMAT"] = log_format
     options = parser.parse_args(own)
+    if options.share_env is not None:
+        settings.value_of("DISTBOOT_SHARE_ENV", os.environ, options.share_env)
+        os.environ["DISTBOOT_SHARE_ENV"] = options.share_env
     if options.log_format is not None:
         settings.value_of("DISTBOOT_LOG_FORMAT", os.environ, options.log_format)
         os.environ["DISTBOOT_LOG_FORMAT"] = options.log_format

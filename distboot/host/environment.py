@@ -36,7 +36,7 @@ _OF_EACH_NODE = re.compile(
     """,
     re.VERBOSE,
 )
-_MAY_BE_SECRET = re.compile(r".*(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|KEY|AUTH).*")
+MAY_BE_SECRET = re.compile(r".*(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|KEY|AUTH).*")
 
 
 def digests(environ: Mapping[str, str], secret: str) -> Digests:
@@ -46,16 +46,17 @@ def digests(environ: Mapping[str, str], secret: str) -> Digests:
     it cannot try out values.
     """
     found = []
-    for name in islice(filter(_is_compared, sorted(environ)), _MOST):
+    for name in islice(filter(is_compared, sorted(environ)), _MOST):
         digest = ""
-        if not _MAY_BE_SECRET.fullmatch(name):
+        if not MAY_BE_SECRET.fullmatch(name):
             value = environ[name].encode(errors="surrogateescape")
             digest = hmac.new(secret.encode(), value, hashlib.sha256).hexdigest()[:_DIGITS]
         found.append((name, digest))
     return tuple(found)
 
 
-def _is_compared(name: str) -> bool:
+def is_compared(name: str) -> bool:
+    """Whether healthy nodes have the same value of it."""
     if len(name) > _LONGEST or not name.isprintable():
         return False
     is_of_each_node = name in VISIBILITY or _OF_EACH_NODE.fullmatch(name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..rendezvous.events import Event, Kind
@@ -122,7 +122,7 @@ def line_of(event: Event) -> str:
 def met(membership: Membership, **doubts: str) -> dict[str, Any]:
     """The details of the event `met`."""
     return {
-        "members": _content(membership.as_message()),
+        "members": _content(replace(membership, shared=()).as_message()),  # no value of a user
         "agents": len(membership.agents),
         **doubts,
     }

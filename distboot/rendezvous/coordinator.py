@@ -160,6 +160,7 @@ class Coordinator:
             max_restarts=self._own.max_restarts,
             heartbeat_timeout=self._own.heartbeat_timeout,
             resume_port=resume_port,
+            shared=self._plan.shared,
         )
         if membership.by_node:
             self.table.spread(membership)
@@ -174,6 +175,9 @@ class Coordinator:
             from .shared_cpus import shared_cpus  # here, as most launchers bind no rank
 
             self.warnings += shared_cpus(records, membership, self._plan.unbind)
+        if self._plan.unshared:
+            names = ", ".join(map(escape_control, self._plan.unshared))
+            self.warnings.append(f"not shared with other ranks, as these may be secrets: {names}")
         if self._plan.again:  # the agent around this one has printed them
             return
         for warning in self.warnings:

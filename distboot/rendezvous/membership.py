@@ -31,6 +31,7 @@ from .messages import (
     heartbeat_timeout,
     line,
     port,
+    shared_variables,
 )
 from .protocol import (
     ProtocolError,
@@ -63,6 +64,7 @@ class Membership:
         max_restarts: what rank 0's agent was started with, which counts for all.
         heartbeat_timeout: that of rank 0's agent, in seconds, likewise.
         resume_port: where an agent that has lost its connection connects again; 0: nowhere.
+        shared: variables of rank 0, with their values, for ranks that have none (`--share-env`).
     """
 
     hosts: tuple[str, ...] = of(several(line))
@@ -73,6 +75,7 @@ class Membership:
     max_restarts: int = of(number, default=0)
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
     resume_port: int = of(port, default=0, compare=False)
+    shared: tuple[tuple[str, str], ...] = of(shared_variables, default=(), repr=False)
 
     @property
     def world_size(self) -> int:
@@ -125,6 +128,7 @@ class Membership:
             max_restarts=self.max_restarts,
             heartbeat_timeout=self.heartbeat_timeout,
             resume_port=self.resume_port,
+            shared=self.shared,
         )
 
     @classmethod
@@ -151,6 +155,7 @@ class Membership:
             max_restarts=message.max_restarts,
             heartbeat_timeout=message.heartbeat_timeout,
             resume_port=message.resume_port,
+            shared=message.shared,
         )
 
 
@@ -213,6 +218,9 @@ class JoinPlan:
     # The launcher's programs, one of which is above this process; see `Launcher.programs`
     programs: tuple[str, ...] = of(several(line), default=())
     unbind: str = of(line, default="")  # how the launcher is told not to bind; `Launcher.unbind`
+    # Rank 0's variables for ranks that have none, and names that it does not share: may be secrets
+    shared: tuple[tuple[str, str], ...] = of(shared_variables, default=(), repr=False)
+    unshared: tuple[str, ...] = of(several(line), default=())
     # Of the job, for users: as the launcher or the platform calls it
     name: str = of(text(1 << 16), default="")
 

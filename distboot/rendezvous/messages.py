@@ -58,6 +58,8 @@ heartbeat_timeout = valid(
 )
 _problem = several(line, 3, least=3, what="error")
 _facts = shared(several(several(line, 2, least=2, what="list of names and values"), 100))
+# Names and values, as `host.shared_variables` bounds them
+shared_variables = several(several(text(1 << 14), 2, least=2, what="variable"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
 _key_name = valid(lambda value: value in _KEY_NAMES, "name of a key")
@@ -177,6 +179,7 @@ class Members:
     max_restarts: int = of(_round, default=0)
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
     resume_port: int = of(port, default=0, compare=False)
+    shared: tuple[tuple[str, str], ...] = of(shared_variables, default=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.process import proc_stat, started
-from ..base.settings import heartbeat_timeout
+from ..base.settings import heartbeat_timeout, share_env_setting
 from ..base.version import __version__
 from ..detection import inherited
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
@@ -33,6 +33,10 @@ from ..host import (
 )
 from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..host.shared_variables import Shared
 
 _CANDIDATES = 5
 _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to report it to the others
@@ -90,6 +94,18 @@ def plan_of(
     problem = problem or _problem_of(environ)
     part = _Part(framework, on_cpu, ranks, round, max_restarts)
     own = _own_report(placement, environ, part, problem)
+    shared: Shared = ()
+    unshared: list[str] = []
+    patterns = share_env_setting(environ)
+    is_sharing = bool(patterns) and placement.rank == 0
+    if is_sharing and problem is None:
+        from ..host import shared_variables  # here, as few jobs share any
+
+        try:
+            shared, unshared = shared_variables.shared(environ, patterns)
+        except DistbootError as error:
+            problem = error
+            own = replace(own, problem=as_problem(error))
     if problem is not None:
         join_timeout = min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
     plan = JoinPlan(
@@ -110,6 +126,8 @@ def plan_of(
         programs=LAUNCHERS[placement.launcher].programs,
         unbind=LAUNCHERS[placement.launcher].unbind,
         name=placement.job_id or "",
+        shared=shared,
+        unshared=tuple(unshared),
     )
     return plan, problem
 

@@ -35,6 +35,7 @@ from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host import DERIVED_PORTS, cpus, free_port
 from distboot.host.binding import cpus_of_ranks
 from distboot.host.cpus import of_all
+from distboot.host.shared_variables import shared, taken
 from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership, build_membership
@@ -98,9 +99,11 @@ __all__ = [
     "refuse_idle_accelerators",
     "refuse_unless_rank",
     "sample_of",
+    "shared",
     "shared_cpus",
     "signs",
     "surroundings",
+    "taken",
     "text",
     "variables",
     "with_local_rank",

@@ -1,0 +1,71 @@
+"""Variables that ranks take from rank 0 where they have none: `--share-env 'HF_*,MODEL_DIR'`.
+
+Never one that may be a secret, as values are sent in the clear; that is of one process or one host;
+or that changes which code programs load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import translate
+from itertools import chain
+
+from ..base.errors import DistbootError
+from .environment import MAY_BE_SECRET, is_compared
+
+Shared = tuple[tuple[str, str], ...]  # names and values
+
+MOST = 100  # variables
+_MOST_CHARACTERS = 16_384  # of all names and values
+# Whoever sets these runs code in every program that is started
+_OF_LOADERS = "(LD|DYLD|PYTHON|BASH|PERL|RUBY|NODE|GCONV|GIO|GTK|QT)_?.*|ENV|IFS"
+
+
+def shared(environ: Mapping[str, str], patterns: Sequence[str]) -> tuple[Shared, list[str]]:
+    """What rank 0 shares, and the names that are meant, too, but may be secrets.
+
+    Raises:
+        DistbootError: `usage`: it is too much to send to every rank.
+    """
+    meant = _meant(sorted(environ), patterns)
+    secrets = list(filter(MAY_BE_SECRET.fullmatch, meant))
+    found = []
+    for name in meant:
+        if name not in secrets:
+            found.append((name, environ[name]))
+    size = sum(map(len, chain.from_iterable(found)))
+    is_too_much = len(found) > MOST or size > _MOST_CHARACTERS
+    if is_too_much:
+        raise DistbootError(
+            "usage",
+            f"--share-env (or DISTBOOT_SHARE_ENV) means {len(found)} variables with {size} "
+            f"characters, and may share {MOST} with {_MOST_CHARACTERS}",
+            "give fewer names",
+        )
+    return tuple(found), secrets
+
+
+def taken(shared: Shared, environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
+    """Those of rank 0's variables that this rank has not, and wants.
+
+    Whoever says that it is rank 0 can set no other variable here.
+    """
+    of_rank_0 = dict(shared)
+    found = {}
+    missing = of_rank_0.keys() - environ.keys()
+    for name in _meant(missing, patterns):
+        found[name] = of_rank_0[name]
+    return found
+
+
+def _meant(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that a pattern fits, and that may be shared."""
+    wanted = re.compile("|".join(map(translate, patterns)))
+    loaders = re.compile(_OF_LOADERS)
+    found = []
+    for name in filter(wanted.match, names):
+        is_of_loader = loaders.fullmatch(name) is not None
+        if is_compared(name) and not is_of_loader:
+            found.append(name)
+    return found
