@@ -130,8 +130,9 @@ class Rounds(NamedTuple):
             files = job.joined.open_files
             if options.exec:
                 watch.leave_job()
-                if bound[0]:
-                    os.sched_setaffinity(0, bound[0])
+                own_cpus = bound[watch.ranks[0]]
+                if own_cpus:
+                    os.sched_setaffinity(0, own_cpus)
                 become(self.launch.words(environs[0]), environs[0], open_files=files)
             if not self.settings.detects:
                 report.failed(job, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..rendezvous.events import Event, Kind
@@ -33,6 +33,8 @@ from ..rendezvous.protocol import (
 from .messages import Exited, Exiting, Failing, Reads, Reaped, Terminating
 
 SUFFIX = ".jsonl"
+# What `met` leaves out of the members: values of a user's variables
+_NOT_WRITTEN: dict[str, list[str]] = {"shared": []}
 _agents = integer(1, 1 << 20)
 FIRST: Kind = "rendezvous_started"
 HEARD: Kind = "heard"
@@ -81,7 +83,10 @@ class Round(NamedTuple):
         if "met" not in self.besides:
             return None
         details = self.besides["met"].details
-        data = json.dumps(details["members"]).encode()
+        written = details["members"]
+        if isinstance(written, dict):
+            written = {**written, **_NOT_WRITTEN}
+        data = json.dumps(written).encode()
         members: Members = decode(data, Members)
         agents = _agents(details["agents"])
         return Membership.from_message(members, agents)
@@ -121,8 +126,11 @@ def line_of(event: Event) -> str:
 
 def met(membership: Membership, **doubts: str) -> dict[str, Any]:
     """The details of the event `met`."""
+    members = _content(membership.as_message())
+    for name in _NOT_WRITTEN:
+        del members[name]
     return {
-        "members": _content(replace(membership, shared=()).as_message()),  # no value of a user
+        "members": members,
         "agents": len(membership.agents),
         **doubts,
     }

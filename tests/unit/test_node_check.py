@@ -121,7 +121,7 @@ def test_host_is_blamed_once_for_all_findings() -> None:
     assert job.blamed == [Blame("node-1", "one; two")]
 
 
-def test_host_that_failed_the_check_is_not_blamed_again() -> None:
+def test_host_is_not_blamed_after_a_failed_check() -> None:
     job = Checked(nodes=2)
     job.see(node_1=NodeSeen(problems=("accelerator 0 is slowed down: heat",)))
     job.answer()
