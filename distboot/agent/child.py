@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from .. import script
-from ..base.commands import command_error, limit_files
+from ..base.commands import bind, command_error, limit_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def _prepared(
         if os.getppid() != parent:  # it has died in between
             os.kill(os.getpid(), signal.SIGKILL)
         limit_files(open_files)
-        if command.cpus:
-            os.sched_setaffinity(0, command.cpus)
+        bind(command.cpus)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return prepare

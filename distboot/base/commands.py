@@ -12,7 +12,7 @@ from .text import escape_control, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import NoReturn
 
 _HINTS = {
@@ -24,10 +24,15 @@ _HINTS = {
 
 
 def become(
-    command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    open_files: int | None = None,
+    cpus: Collection[int] = (),
 ) -> NoReturn:
     """Replace this process by a command; `DistbootError`: it cannot be run."""
     limit_files(open_files)
+    bind(cpus)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would, too
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
@@ -41,6 +46,12 @@ def limit_files(soft: int | None) -> None:
     if soft is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def bind(cpus: Collection[int]) -> None:
+    """Bind this process and what it starts to these CPUs; none: its CPUs stay."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def command_not_found(program: str) -> DistbootError:

@@ -16,6 +16,8 @@ _ADDRESS = pattern(r"[0-9.]+|.*:.*", re.DOTALL)  # of IPv4 or IPv6
 _MAPPED = pattern(r"::ffff:(?=.*\.)")
 # From the beginning: else a value of 1 MB without an @ takes minutes
 _BEFORE_HOST = pattern(r"\A.*@", re.DOTALL)
+_CPU_LIST = pattern(r"(\d{1,5}(-\d{1,5})?(,|$))*")
+_MOST_CPUS = 16_384  # Linux 6.17 knows 8,192
 _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
@@ -168,6 +170,37 @@ def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
     spans = map(_span, runs(numbers))
     return _joined(spans)
+
+
+def written_cpus(cpus: Iterable[int]) -> str:
+    """`[0, 1, 2, 3, 8]` -> `"0-3,8"`, as the kernel lists CPUs."""
+    ordered = sorted(cpus)
+    return ",".join(map(_span, runs(ordered)))
+
+
+def listed_cpus(text: str) -> list[int]:
+    """`"0-3,8"` -> `[0, 1, 2, 3, 8]`; `ValueError`: it is not such a list."""
+    found: list[int] = []
+    for run in _listed_runs(text):
+        found += run
+    return found
+
+
+def is_list_of_cpus(text: str) -> bool:
+    """Whether a text of anybody is such a list, or empty, and of a size to expand."""
+    if not _CPU_LIST.fullmatch(text):
+        return False
+    count = sum(map(len, _listed_runs(text)))
+    return count <= _MOST_CPUS
+
+
+def _listed_runs(text: str) -> list[range]:
+    found = []
+    spans = filter(None, text.split(","))
+    for span in spans:
+        ends = [*map(int, span.split("-"))]
+        found.append(range(ends[0], ends[-1] + 1))
+    return found
 
 
 def ranks_said(ranks: Sequence[int]) -> str:

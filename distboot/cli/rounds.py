@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from .. import frameworks
 from ..agent import supervisor
 from ..base.commands import become
-from ..base.cpu_list import written
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.internal_variables import RANK
+from ..base.text import written_cpus
 from ..base.threads import at_once
 from ..detection import export
 from ..detection.detect import detect
@@ -130,10 +130,12 @@ class Rounds(NamedTuple):
             files = job.joined.open_files
             if options.exec:
                 watch.leave_job()
-                own_cpus = bound[watch.ranks[0]]
-                if own_cpus:
-                    os.sched_setaffinity(0, own_cpus)
-                become(self.launch.words(environs[0]), environs[0], open_files=files)
+                become(
+                    self.launch.words(environs[0]),
+                    environs[0],
+                    open_files=files,
+                    cpus=bound[watch.ranks[0]],
+                )
             if not self.settings.detects:
                 report.failed(job, None)
             if options.framework == "tensorflow":
@@ -188,7 +190,7 @@ class Rounds(NamedTuple):
                 bound[rank],
             )
             if bound[rank]:
-                watch.cpus[rank] = written(bound[rank])
+                watch.cpus[rank] = written_cpus(bound[rank])
             commands.append(command)
         return commands
 

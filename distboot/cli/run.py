@@ -112,9 +112,7 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
     exports = launch.exports(placement, os.environ, others=others, bound=bound)
     environ = export.merged(exports, os.environ)
     if options.exec:
-        if bound:
-            os.sched_setaffinity(0, bound)
-        become(launch.words(environ), environ)
+        become(launch.words(environ), environ, cpus=bound)
     command = supervisor.Command(launch.words(environ), environ, logs=logs, cpus=bound)
     programs = LAUNCHERS[placement.launcher].programs
     if programs:

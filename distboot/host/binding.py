@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base.cpu_list import expanded
 from ..base.errors import DistbootError
+from ..base.text import listed_cpus
 from . import accelerators
 
 Cpus = tuple[int, ...]
@@ -106,7 +106,7 @@ def _numa_nodes(root: Path) -> dict[int, int]:
         number = int(folder.name.removeprefix("node"))
         with suppress(OSError, ValueError):  # a node without CPUs has an empty list
             listed = (folder / "cpulist").read_text().strip()
-            found.update(dict.fromkeys(expanded(listed), number))
+            found.update(dict.fromkeys(listed_cpus(listed), number))
     return found
 
 

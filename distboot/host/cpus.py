@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from ..base.cpu_list import expanded
+from ..base.text import listed_cpus
 
 # Where the file system begins; tests use another one. pathlib would slow down every start.
 Root = str | os.PathLike[str]
@@ -67,7 +67,7 @@ def _within_quota(found: int, ranks: int, root: Root) -> int:
 def affinity(root: Root = "/") -> int | None:
     """The number of CPUs that the kernel may run this process on; None if it is unknown."""
     with suppress(OSError, ValueError):
-        own = expanded(allowed(root))
+        own = listed_cpus(allowed(root))
         return len(own) or None
     return None
 
@@ -134,7 +134,7 @@ def of_all(root: Root = "/") -> int | None:
     for file in files:
         with suppress(OSError, ValueError):
             listed = _read(root, file)
-            return len(expanded(listed.strip()))
+            return len(listed_cpus(listed.strip()))
     return None
 
 

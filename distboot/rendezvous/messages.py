@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..base.cpu_list import is_cpu_list
 from ..base.errors import CODES, DistbootError
-from ..base.text import escape_control, without_secret
+from ..base.text import escape_control, is_list_of_cpus, without_secret
 from .protocol import (
     VERSION,
     both,
@@ -50,7 +49,7 @@ ONE_DISTBOOT = "install the same version of distboot on all nodes"
 
 line = text(LONGEST_TEXT)
 port = integer(0, 65535, "port")
-cpu_list = both(text(4000), valid(is_cpu_list, "list of CPUs"))
+cpu_list = both(text(4000), valid(is_list_of_cpus, "list of CPUs"))
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
 heartbeat_timeout = valid(

@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..base.cpu_list import expanded, written
-from ..base.text import counted, ranks_said
+from ..base.text import counted, listed_cpus, ranks_said, written_cpus
 from .membership import Membership
 from .messages import WorkerInfo
 
@@ -59,7 +58,7 @@ def _shared_on_node(records: Sequence[WorkerInfo]) -> _Shared | None:
     ranks_by_cpus.pop("", None)  # these are not bound
     owners: dict[int, list[int]] = {}  # by CPU, the ranks that are bound to it
     for listed, ranks in ranks_by_cpus.items():
-        cpus = expanded(listed)
+        cpus = listed_cpus(listed)
         if len(cpus) < len(ranks):
             many = counted(len(cpus), "CPU")
             return _Shared(ranks, f"all bound to the same {many} ({listed})")
@@ -67,6 +66,6 @@ def _shared_on_node(records: Sequence[WorkerInfo]) -> _Shared | None:
         if both:
             first = min(both)
             of_both = sorted([*owners[first], *ranks])
-            return _Shared(of_both, f"bound to CPUs that overlap ({written(both)})")
+            return _Shared(of_both, f"bound to CPUs that overlap ({written_cpus(both)})")
         owners.update(dict.fromkeys(cpus, ranks))
     return None

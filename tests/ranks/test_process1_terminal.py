@@ -75,14 +75,8 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
         assert wrapper.code() == 5
 
 
-@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_ends_all_ranks_without_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
-    script = """
-import time
-def train():
-    print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
-train()
-"""
+def _interrupted(clean_env: dict[str, str], mode: Mode, script: str) -> tuple[str, int]:
+    """What follows Ctrl-C once two ranks have printed "ready", and the exit code of the wrapper."""
     with wrapped(
         mode,
         clean_env,
@@ -95,7 +89,19 @@ train()
         wrapper.read_until("ready")
         wrapper.type("\x03")
         rest = wrapper.rest()
-        assert wrapper.code() == 130
+        return rest, wrapper.code()
+
+
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_ctrl_c_ends_all_ranks_without_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
+    script = """
+import time
+def train():
+    print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
+train()
+"""
+    rest, code = _interrupted(clean_env, mode, script)
+    assert code == 130
     assert "Traceback" not in rest
     for rank in (0, 1):
         assert (
@@ -119,19 +125,8 @@ if os.environ["RANK"] == "1":  # it takes its signal late, as on a busy host
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 train()
 """
-    with wrapped(
-        mode,
-        clean_env,
-        sys.executable,
-        "-c",
-        script,
-        terminal=True,
-    ) as wrapper:
-        wrapper.read_until("ready")
-        wrapper.read_until("ready")
-        wrapper.type("\x03")
-        rest = wrapper.rest()
-        assert wrapper.code() == 130
+    rest, code = _interrupted(clean_env, mode, script)
+    assert code == 130
     assert "exit codes: 130 (job), 130 (ranks 0-1)" in rest
 
 
@@ -145,17 +140,6 @@ def train():
     print("ready", flush=True); time.sleep(100)
 train()
 """
-    with wrapped(
-        mode,
-        clean_env,
-        sys.executable,
-        "-c",
-        script,
-        terminal=True,
-    ) as wrapper:
-        wrapper.read_until("ready")
-        wrapper.read_until("ready")
-        wrapper.type("\x03")
-        rest = wrapper.rest()
+    rest, _ = _interrupted(clean_env, mode, script)
     assert rest.count(f" on {os.uname().nodename}: interrupted in train (<string>:5)") == 2
     assert "[rank" not in rest
