@@ -13,6 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..base.process import started
+from ..base.units import size
 from . import cpus, nvidia_smi
 from .accelerators import has_nvidia_smi
 from .sockets import short_command
@@ -111,7 +112,7 @@ class _Accelerators:
         """Add what is known of them."""
         kinds: list[str] = []
         for device in self._devices:
-            kind = f"{device.name} ({_gib(device.memory)})"
+            kind = f"{device.name} ({size(device.memory)})"
             kinds.append(kind)
             for problem in self._problems_of(device):
                 text = f"accelerator {device.number} {problem}"
@@ -123,11 +124,11 @@ class _Accelerators:
     def _problems_of(self, device: nvidia_smi.Device) -> Iterator[str]:
         yield from device.faults
         own = self._by_device[device.uuid]
-        used = f"has {_gib(device.used)} of {_gib(device.memory)} in use"
+        used = f"has {size(device.used)} of {size(device.memory)} in use"
         for holder in filter(self._is_older, own):
             command = short_command(holder.pid)
             whose = f"process {holder.pid} ({command})"
-            yield f"{used}, {_gib(holder.memory)} by {whose}"
+            yield f"{used}, {size(holder.memory)} by {whose}"
         for_itself = max(
             _MUCH,
             device.memory // _SMALL_PART,
@@ -140,7 +141,3 @@ class _Accelerators:
         """Whether a process began well before this job."""
         began = started(holder.pid) or inf
         return began < self._oldest
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.3g} GiB"

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from ..base.text import escape_control
+from ..base.units import bit_rate, duration, size
 from .messages import NodeSeen, Probed
 
 _LESS = 2.0
@@ -27,7 +28,6 @@ _SLOWER = 8.0  # a link of a busy host was seen to be 7 times slower
 _LONGER = 10.0
 _MORE_SECONDS = 0.02
 _GIB = float(1 << 30)
-_TWO_DIGITS = 10.0  # from there on no fraction is shown
 V = TypeVar("V")
 Variables = tuple[tuple[str, str], ...]  # names and digests
 _MOST_NAMES = 8
@@ -102,15 +102,15 @@ class _Usual(NamedTuple):
         if not link.rate:
             return f"does not reach {other}: {escape_control(link.problem)}"
         if link.rate < self.rate / _SLOWER:
-            here = _as_rate(link.rate)
-            return f"{here} to {other}, median of the others {_as_rate(self.rate)}"
+            here = bit_rate(link.rate)
+            return f"{here} to {other}, median of the others {bit_rate(self.rate)}"
         most = max(
             self.round_trip * _LONGER,
             self.round_trip + _MORE_SECONDS,
         )
         if link.round_trip > most:
-            here = f"a round trip of {_as_time(link.round_trip)}"
-            return f"{here} to {other}, median of the others {_as_time(self.round_trip)}"
+            here = f"a round trip of {duration(link.round_trip)}"
+            return f"{here} to {other}, median of the others {duration(self.round_trip)}"
         return ""
 
 
@@ -231,7 +231,7 @@ def _low_amounts(name: str, amounts: Mapping[int, float]) -> list[Finding]:
     show: Callable[[float], str] = "{:g}".format
     if name in _ENOUGH:
         least = min(least, _ENOUGH[name])
-        show = _as_size
+        show = size
     found = []
     for node, amount in amounts.items():
         if amount < least:
@@ -239,39 +239,3 @@ def _low_amounts(name: str, amounts: Mapping[int, float]) -> list[Finding]:
             text = f"{name}: {here}, median of all nodes {show(median)}"
             found.append(Finding(node, text))
     return found
-
-
-def _as_rate(rate: float) -> str:
-    """Bytes a second as networks count them: `"1.1 Gbit/s"`."""
-    return _with_unit(
-        rate * 8,
-        1000.0,
-        ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"),
-    )
-
-
-def _as_size(size: float) -> str:
-    """`"7.5 GiB"`."""
-    return _with_unit(
-        size,
-        1024.0,
-        ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"),
-    )
-
-
-def _with_unit(value: float, step: float, units: Sequence[str]) -> str:
-    *small, largest = units
-    unit = largest
-    for each in small:
-        if value < step:
-            unit = each
-            break
-        value /= step
-    text = f"{value:.1f}".removesuffix(".0")
-    if value >= _TWO_DIGITS:
-        text = f"{value:.0f}"
-    return f"{text} {unit}"
-
-
-def _as_time(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"

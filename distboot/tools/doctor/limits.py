@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from ...base import units
 from ...base.text import counted, short_repr
 from ...host import cpus as host_cpus
 from .finding import (
@@ -94,7 +95,7 @@ def shared_memory(machine: Machine) -> Finding:
         size, free = machine.shared_memory()
     except OSError as error:
         return problem(f"there is no /dev/shm ({error.strerror})", remedy)
-    seen = f"/dev/shm has {_size(size)}, {_size(free)} of it free"  # noqa: S108 - a text
+    seen = f"/dev/shm has {units.size(size)}, {units.size(free)} of it free"  # noqa: S108 - a text
     if size <= _DEFAULT_SHARED:
         why = "too little for DataLoader workers (they end with a bus error) and for NCCL"
         return problem(f"{seen}: {why}", remedy)
@@ -116,11 +117,11 @@ def memlock(machine: Machine) -> Finding:
     if soft == math.inf:
         return ok("unlimited")
     if _has_ipc_lock(machine):
-        return ok(f"{_size(soft)}, and CAP_IPC_LOCK, which lifts the limit")
+        return ok(f"{units.size(soft)}, and CAP_IPC_LOCK, which lifts the limit")
     if not machine.rdma_ports():
-        return ok(f"{_size(soft)}, which is enough without RDMA")
+        return ok(f"{units.size(soft)}, which is enough without RDMA")
     seen = (
-        f"{_size(soft)} may be locked: RDMA cannot register more for its buffers "
+        f"{units.size(soft)} may be locked: RDMA cannot register more for its buffers "
         "(Cannot allocate memory)"
     )
     remedy = machine.remedy(
@@ -186,11 +187,3 @@ def _has_ipc_lock(machine: Machine) -> bool:
     if effective is None:
         return False
     return bool(int(effective[1], 16) >> _IPC_LOCK & 1)
-
-
-def _size(count: float) -> str:
-    if count >= _GIB:
-        return f"{count / _GIB:.4g} GiB"
-    if count >= _MIB:
-        return f"{count / _MIB:.4g} MiB"
-    return f"{count / 1024:.4g} KiB"
