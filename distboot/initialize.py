@@ -42,6 +42,7 @@ class _Current(NamedTuple):
 
     process: int
     context: Context
+    session: Session
     options: frameworks.Options
     local_rank: str  # as exported; with torchrun --virtual-local-rank 0 on all ranks
     launcher: str | None  # that the script named
@@ -116,6 +117,13 @@ def current() -> Context | None:
     return held.context
 
 
+def current_session() -> Session:
+    """What the current context is from: for commands, which read what rank 0 knows of the job."""
+    held = _held()
+    assert held is not None
+    return held.session
+
+
 def _refuse_nested() -> None:
     # A handler may interrupt an import of `init`, so this imports nothing
     if _initializing == threading.get_ident():
@@ -174,11 +182,19 @@ def _new(options: frameworks.Options, launcher: str | None, join_timeout: float)
         refuse_spawned(placement)
     supervision = settings.supervision_settings(os.environ)
     with with_rank(placement.who):
-        context = _start(Call(placement, options, join_timeout, supervision, launcher))
-    return _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"], launcher)
+        context, session = _start(Call(placement, options, join_timeout, supervision, launcher))
+    local_rank = os.environ["LOCAL_RANK"]
+    return _Current(
+        os.getpid(),
+        context,
+        session,
+        options,
+        local_rank,
+        launcher,
+    )
 
 
-def _start(call: Call) -> Context:
+def _start(call: Call) -> tuple[Context, Session]:
     called = time.time()
     call, is_met = _checked(call)
     with EnvTransaction() as exported:
@@ -197,7 +213,7 @@ def _start(call: Call) -> Context:
         if call.placement.world_size == 1:
             report_exception_at_exit()
         _listen(context, call)
-        return context
+        return context, job
 
 
 def _checked(call: Call) -> tuple[Call, bool]:

@@ -29,6 +29,7 @@ from ..rendezvous.protocol import (
     of,
     several,
     text,
+    valid,
 )
 
 # Of the name of a socket; the name of the job, a mark of it, and a random number follow
@@ -37,7 +38,9 @@ UNAUTHENTICATED_MOST = 1000  # bytes of a message before the token
 FROM_SCRIPTS = 1 << 20  # bytes of a message of a script
 MOST = 1 << 28  # bytes of one message of an agent to its script, or of the first one to that
 OPEN = Channel()  # a socket that no other process has needs no proof
+MOST_PAIRS = 1000  # of nodes, the slowest ones
 _LONG = 1 << 20  # characters
+_LARGEST = 1e18
 _SETTINGS = len(SupervisionSettings._fields)
 
 
@@ -50,6 +53,8 @@ def _unchecked(value: object) -> object:
     return value
 
 
+_number = valid(lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number")
+_positive = valid(lambda value: type(value) in (int, float) and 0 < value < _LARGEST, "number")
 _settings = both(
     several(_unchecked, _SETTINGS, _SETTINGS, "list of settings"),
     SupervisionSettings._make,
@@ -115,6 +120,17 @@ class Log:
     events: tuple[Any, ...] = of(_events, default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """From rank 0's script: what `check --allreduce` has measured, for the report of the job."""
+
+    backend: str = of(text(100))
+    sizes: tuple[tuple[float, float], ...] = of(several(several(_positive, 2, 2), 100))
+    # Two nodes, and a rate, see `report/all_reduce`
+    pairs: tuple[tuple[float, float, float], ...] = of(several(several(_number, 3, 3), MOST_PAIRS))
+    median: float = of(_number)  # of the rates of all pairs; 0.0: there is none
+
+
 FROM_SCRIPT = (
     Attach,
     AskStacks,
@@ -125,5 +141,6 @@ FROM_SCRIPT = (
     Listen,
     Keep,
     AskLog,
+    Measured,
     Finish,
 )

@@ -16,7 +16,7 @@ import socket
 import struct
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from ..base.errors import DistbootError
@@ -48,6 +48,7 @@ from .link_messages import (
     Listen,
     Listening,
     Log,
+    Measured,
     socket_name,
 )
 from .loop import EventLoop
@@ -212,8 +213,15 @@ class ScriptServer:
             case AskLog():
                 events = self._joined.log() or ()
                 session.send(Log(tuple(events)))
+            case Measured():
+                self._record(message)
             case Finish():
                 self._finish(now)
+
+    def _record(self, message: Measured) -> None:
+        log = self._joined.log()
+        if log is not None:  # as on rank 0
+            log.add("allreduce", None, ranks=log[0].details["world_size"], **asdict(message))
 
     def _attach(self, session: _Session, message: Attach) -> None:
         rank = self._rank_of(message.token)

@@ -20,6 +20,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot show [--job] [--json]
        python -m distboot env [--format shell|dotenv|docker] [--json]
        python -m distboot doctor [--job] [--json]
+       python -m distboot check [--allreduce] [--json]
        python -m distboot stacks [--pid PID] [--job JOB]
        python -m distboot launchers [--json]
        python -m distboot try [--as LAUNCH] script.py [arguments …]
@@ -39,6 +40,9 @@ commands:
   doctor     look for what will make a job fail, hang or be slow in this container,
              each with its remedy; with --job on all ranks; exit code 78 if there is a
              problem
+  check      on all ranks, before a job: compare all nodes and the links between them,
+             and print what each has; with --allreduce measure that, too; exit code
+             78 if a node or a link is odd
   stacks     print where all ranks of a job on this host are: their Python stacks,
              grouped by identical stack
   launchers  print the table of all launchers and platforms that can be recognized
@@ -59,6 +63,7 @@ _COMMANDS = {
     "env": ("..tools.env", "env"),
     "doctor": ("..tools.doctor.command", "doctor"),
     "launchers": ("..tools.launchers", "launchers"),
+    "check": ("..tools.check_command", "check"),
     "stacks": ("..tools.stacks", "stacks"),
     "try": ("..tools.try_script", "try_script"),
     "report": ("..tools.report_command", "report"),
@@ -66,7 +71,7 @@ _COMMANDS = {
 }
 _ASKS_FOR_HELP = {"-h", "--help"}
 # `run` refuses invalid settings itself: an option may override them.
-_WITH_SETTINGS = ("show", "env", "doctor", "try")
+_WITH_SETTINGS = ("show", "env", "doctor", "check", "try")
 
 
 def main(arguments: list[str] | None = None) -> int:

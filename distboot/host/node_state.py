@@ -13,12 +13,11 @@ from math import inf
 from typing import NamedTuple
 
 from ..base.process import started
-from ..base.units import size
+from ..base.units import UNLIMITED, size
 from . import cpus, nvidia_smi
 from .accelerators import has_nvidia_smi
 from .sockets import short_command
 
-_UNLIMITED = 1e17  # bytes
 # What a driver may hold for itself: bytes, and a part of the memory
 _MUCH = 1 << 29
 _SMALL_PART = 10
@@ -76,7 +75,7 @@ def _free(folder: str) -> float:
 
 def _locked_memory() -> float:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    known = {resource.RLIM_INFINITY: _UNLIMITED}
+    known = {resource.RLIM_INFINITY: UNLIMITED}
     return known.get(soft, float(soft))
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control
@@ -50,6 +51,7 @@ _PROBES_OF_ALL = 2
 _AGAIN = 2.0  # seconds from the start
 _MOST_AGAIN = 8  # links that are probed again
 _MOST_PRINTED = 20
+_MOST_RECORDED = 2000  # nodes, the odd ones first
 _HINT = (
     "start the job without that host (srun --exclude=HOST, or the hostfile of mpirun), or set "
     "DISTBOOT_CHECK=warn"
@@ -253,6 +255,7 @@ class CheckService(Service):
             "seconds": round(now - self._began, 3),
             "findings": lines,
             "variables": variables,
+            "nodes": self._records(findings, links),
         }
         self._emit(Record("checked", None, details))
         if findings and self._facts.settings.check == _STOP:
@@ -261,10 +264,31 @@ class CheckService(Service):
             self._warn([*lines, *variables])
         self._keys.let_start()
 
+    def _records(self, findings: list[Finding], links: list[Link]) -> list[dict[str, Any]]:
+        """What each node has, for the table of nodes (`report/nodes`): the odd ones first."""
+        texts = _by_node(findings)
+        link_of = {link.start: link for link in links}
+        hosts = self._hosts
+        ordered = sorted(self._nodes, key=lambda node: node.number not in texts)
+        found = []
+        for node in ordered[:_MOST_RECORDED]:
+            seen = node.seen or NodeSeen()
+            record = {
+                "node": node.number,
+                "host": hosts[node.number],
+                "findings": texts.get(node.number, []),
+                "names": seen.names,
+                "amounts": seen.amounts,
+                "link": None,
+            }
+            if node.number in link_of:
+                link = link_of[node.number]
+                record["link"] = link.as_details(hosts[link.end])
+            found.append(record)
+        return found
+
     def _blame(self, findings: list[Finding]) -> None:
-        reasons: defaultdict[int, list[str]] = defaultdict(list)
-        for finding in findings:
-            reasons[finding.node].append(finding.text)
+        reasons = _by_node(findings)
         self._facts.unfit.update(reasons)
         for number, texts in reasons.items():
             blame = Blame(
@@ -307,6 +331,14 @@ class CheckService(Service):
             kind="check",
         )
         self._emit(conclusion)
+
+
+def _by_node(findings: Iterable[Finding]) -> dict[int, list[str]]:
+    """What is wrong with each node that has a finding."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for finding in findings:
+        found[finding.node].append(finding.text)
+    return found
 
 
 def _nodes_of(members: Mapping[int, RankState]) -> list[_Node]:

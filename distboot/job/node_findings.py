@@ -14,10 +14,10 @@ A node or link is compared with the median of all. Text begins after the name of
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..base.text import escape_control
 from ..base.units import bit_rate, duration, size
@@ -80,6 +80,12 @@ class Link(NamedTuple):
     def problem(self) -> str:
         """Why the last probe has not reached the other node."""
         return self.probes[-1].problem
+
+    def as_details(self, other: str) -> dict[str, Any]:
+        """For the record of its node; `other`: the name of the host at its end."""
+        if not self.rate:
+            return {"to": other, "problem": self.problem}
+        return {"to": other, "rate": self.rate, "round_trip": self.round_trip}
 
 
 _rate = attrgetter("rate")
@@ -228,14 +234,20 @@ def _low_amounts(name: str, amounts: Mapping[int, float]) -> list[Finding]:
     ordered = sorted(amounts.values())
     median = ordered[len(ordered) // 2]
     least = median / _LESS
-    show: Callable[[float], str] = "{:g}".format
     if name in _ENOUGH:
         least = min(least, _ENOUGH[name])
-        show = size
     found = []
     for node, amount in amounts.items():
         if amount < least:
-            here = show(amount)
-            text = f"{name}: {here}, median of all nodes {show(median)}"
+            here = describe_amount(name, amount)
+            usual = describe_amount(name, median)
+            text = f"{name}: {here}, median of all nodes {usual}"
             found.append(Finding(node, text))
     return found
+
+
+def describe_amount(name: str, amount: float) -> str:
+    """`"7.5 GiB"` of memory, `"8"` of CPUs."""
+    if name in _ENOUGH:
+        return size(amount)
+    return f"{amount:g}"

@@ -21,7 +21,8 @@ Kind = Literal[
     "joined",
     "left",  # before all had joined
     "all_joined",  # findings
-    "checked",  # seconds, findings: of the check of all nodes
+    "checked",  # seconds, findings, variables, nodes: of the check of all nodes
+    "allreduce",  # ranks, backend, sizes, pairs, median: of `check --allreduce`
     "not_ready",
     "registered",  # pid, cpus (to which it is bound): its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN

@@ -23,7 +23,9 @@ from ..base.text import (
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership, node_size
+from .all_reduce import all_reduce_of
 from .job_state import JobState
+from .nodes import nodes_of
 from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
@@ -316,6 +318,7 @@ def _report(
     """All fields of a report, in their order; `fields` has those that differ between reports."""
     started = events[0]
     shown = _most_telling(events)
+    hosts: Any = fields["hosts"]
     return {
         "outcome": "",
         "headline": "",
@@ -325,6 +328,8 @@ def _report(
         "start": utc(started.time),
         "end": utc(now),
         "findings": _findings(events),
+        "nodes": nodes_of(events),
+        "allreduce": all_reduce_of(events, hosts),
         "slowest": slowest({rank: job.steps(rank) for rank in job.joined}),
         "hosts": [],
         "first_failure": None,
@@ -333,10 +338,17 @@ def _report(
         "unlisted": [],
         "ranks": [],
         "failed_rounds": [{**one, "start": one["start"] and utc(one["start"])} for one in rounds],
-        "events": [{**one._asdict(), "time": utc(one.time)} for one in shown],
+        "events": list(map(_as_json, shown)),
         "events_left_out": len(events) - len(shown),
         **fields,
     }
+
+
+def _as_json(event: Event) -> dict[str, object]:
+    details = event.details
+    if event.event == "checked":  # the table of nodes has the rest
+        details = {name: value for name, value in details.items() if name != "nodes"}
+    return {**event._asdict(), "time": utc(event.time), "details": details}
 
 
 def _most_telling(events: Sequence[Event]) -> list[Event]:

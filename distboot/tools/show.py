@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import json
 import os
+from operator import itemgetter
 
-from ..base.errors import with_rank
-from ..base.settings import join_timeout_setting, warn_of_unknown
+from ..base.settings import warn_of_unknown
 from ..base.text import counted, escape_control, ranks_said
 from ..cli.output import emit
 from ..cli.parser import Parser
 from ..detection import surroundings
-from ..detection.detect import refuse_unless_rank
-from ..detection.export import require_master
 from ..detection.here import detect_here
 from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS, PLATFORMS, Placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
     from ..agent.session import Session
-    from ..rendezvous.membership import Membership
 
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 # What `show` says of a field that has no value; any other is completed when the ranks meet.
@@ -42,11 +42,11 @@ def show(arguments: list[str]) -> int:
         "--json  print one JSON object\n"
         "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
     ).parse_args(arguments)
+    if options.job:
+        _show_job(options.launcher, as_json=options.json)
+        return 0
     placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
-    if options.job:
-        _show_job(placement, as_json=options.json)
-        return 0
     placement = _with_unused(placement, options.launcher)
     if options.json:
         emit(json.dumps(placement.as_dict()))
@@ -122,40 +122,73 @@ def _missing(field: str, placement: Placement) -> str:
     return _MISSING.get(field, "not known from one process alone: completed when the ranks meet")
 
 
-def _show_job(placement: Placement, *, as_json: bool) -> None:
+def _show_job(launcher: str | None, *, as_json: bool) -> None:
     """Let all ranks meet once, and print where each is; or every rank prints who is missing."""
-    from ..agent.meet import join_here  # here, so that a plain `show` does not pay for sockets
+    from .. import initialize  # here, so that a plain `show` does not pay for sockets
+    from .checked_job import report_of
 
-    with with_rank(placement.who):
-        refuse_unless_rank(placement)
-        with join_here(require_master(placement), os.environ, join_timeout_setting(None)) as job:
-            pass
-    if placement.rank != 0 or job.membership is None:
+    os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
+    context = initialize.init("none", launcher=launcher)
+    job = initialize.current_session()
+    report = report_of(context)
+    if context.rank != 0:
         return
     if as_json:
-        emit(_job_as_json(job, job.membership))
+        emit(_job_as_json(job, report))
     else:
-        emit(_job_as_text(job, job.membership))
+        emit(_job_as_text(job, report))
 
 
-def _job_as_json(job: Session, membership: Membership) -> str:
+def _job_as_json(job: Session, report: Mapping[str, Any]) -> str:
     found = {name: getattr(job.placement, name) for name in _OF_THE_JOB}
+    found["master_port"] = _port(job)
     found["nodes"] = []
-    for node, host in enumerate(job.hosts):
-        ranks = list(membership.nodes[node])
-        found["nodes"].append({"node_rank": node, "host": host, "ranks": ranks})
-    found["warnings"] = job.warnings
+    for node, ranks in enumerate(_ranks_by_node(report)):
+        record = {
+            "node_rank": node,
+            "host": job.hosts[node],
+            "ranks": [rank["rank"] for rank in ranks],
+            "cpus": [rank["cpus"] for rank in ranks],
+        }
+        found["nodes"].append(record)
+    found["warnings"] = report["findings"]
     return json.dumps(found)
 
 
-def _job_as_text(job: Session, membership: Membership) -> str:
+def _job_as_text(job: Session, report: Mapping[str, Any]) -> str:
     who = f"All {job.placement.world_size} ranks"
     if job.placement.world_size == 1:
         who = "The only rank"
-    where = f"rank 0 at {job.placement.master_addr}, port {job.placement.master_port}"
+    where = f"rank 0 at {job.placement.master_addr}, port {_port(job)}"
     lines = [f"{who} joined, on {counted(len(job.hosts), 'node')}; {where}."]
     width = max(map(len, job.hosts))
-    for node, host in enumerate(job.hosts):
-        ranks = ranks_said(sorted(membership.nodes[node]))
-        lines.append(f"node {node:<5} {escape_control(host):<{width}}  {ranks}")
+    for node, ranks in enumerate(_ranks_by_node(report)):
+        host = escape_control(job.hosts[node])
+        numbers = sorted(rank["rank"] for rank in ranks)
+        lines.append(f"node {node:<5} {host:<{width}}  {ranks_said(numbers)}{_cpus(ranks)}")
     return "\n".join(lines)
+
+
+def _port(job: Session) -> int | None:
+    """The port at which the ranks met: by now MASTER_PORT is another one, for the script."""
+    serves_port = LAUNCHERS[job.placement.launcher].serves_master_port
+    if serves_port or job.store_address is None:
+        return job.placement.master_port
+    return job.store_address[1]
+
+
+def _ranks_by_node(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """The records of the ranks of each node, by local rank."""
+    found: list[list[Mapping[str, Any]]] = [[] for _ in report["hosts"]]
+    ordered = sorted(report["ranks"], key=itemgetter("local_rank"))
+    for rank in ordered:
+        found[rank["node_rank"]].append(rank)
+    return found
+
+
+def _cpus(ranks: Iterable[Mapping[str, Any]]) -> str:
+    """To which CPUs the ranks of a node are bound: `", bound to CPUs 0-3 | 4-7"`."""
+    bound = [rank["cpus"] or "all" for rank in ranks]
+    if set(bound) == {"all"}:
+        return ""
+    return f", bound to CPUs {' | '.join(bound)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rendezvous_peers import record
 
@@ -43,6 +44,7 @@ class Checked:
         self.probes: list[tuple[int, Probe]] = []
         self.replies: list[object] = []
         self.findings: list[str] | None = None
+        self.details: dict[str, Any] = {}  # of the event "checked"
         self.blamed: list[Blame] = []
         self._tick()
 
@@ -81,6 +83,7 @@ class Checked:
                 self.said.append(effect.text)
             elif isinstance(effect, Record) and effect.event == "checked":
                 self.findings = effect.details["findings"]
+                self.details = dict(effect.details)
             elif isinstance(effect, Send) and isinstance(effect.message, Go):
                 self.replies.append(effect.message)
             elif isinstance(effect, Blame):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checked_nodes import GIB, Checked
@@ -18,7 +21,11 @@ from distboot.agent import link_probe
 from distboot.host import environment, node_state, nvidia_smi
 from distboot.job.effects import Blame, Reply, Tell
 from distboot.job.messages import NodeSeen, Probe, Probeable, Probed
+from distboot.rendezvous.events import Event, EventLog
 from distboot.rendezvous.messages import Failed, Go, Ready
+from distboot.report.all_reduce import all_reduce_of
+from distboot.report.nodes import nodes_of
+from distboot.tools.all_reduce import rounds_of_pairs
 
 
 def test_ring_of_links_is_probed_and_nothing_found() -> None:
@@ -156,6 +163,86 @@ def test_accelerators_of_another_kind_are_named() -> None:
     )
     job.answer()
     assert job.findings == ["node-2: accelerators: 7 x H100, most have 8 x H100"]
+
+
+def test_table_of_nodes_has_the_odd_ones_first() -> None:
+    job = Checked()
+    job.see(
+        node_2=NodeSeen({"free memory": 3 * GIB, "CPUs": 8.0}, {"accelerators": "1 x T4"}),
+        node_3=NodeSeen({"memory that may be locked": 1e17}),
+    )
+    job.answer()
+    (event,) = EventLog.from_json([[job.now, None, "checked", job.details]])
+    odd, other, *_, last = nodes_of([event])
+    assert odd["node_rank"] == 2
+    assert odd["findings"] == [
+        "accelerators: 1 x T4, most have none",
+        "free memory: 3 GiB, median of all nodes 900 GiB",
+    ]
+    assert odd["seen"] == {
+        "accelerators": "1 x T4",
+        "free memory": "3 GiB",
+        "CPUs": "8",
+        "link to the next node": "96 Gbit/s, 0.2 ms to node-3",
+    }
+    assert (other["host"], other["findings"]) == ("node-0", [])
+    assert last["seen"]["memory that may be locked"] == "unlimited"
+
+
+def test_table_of_nodes_names_a_broken_link() -> None:
+    job = Checked(nodes=2)
+    job.see()
+    broken = Probed(0, problem="no answer in time")
+    for _ in range(3):
+        job.now += 0.7
+        job.answer(node_1=broken)
+    (event,) = EventLog.from_json([[job.now, None, "checked", job.details]])
+    odd, _ = nodes_of([event])
+    assert odd["host"] == "node-1"
+    assert odd["seen"]["link to the next node"] == "does not reach node-0"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 8, 15])
+def test_each_pair_of_nodes_reduces_once(nodes: int) -> None:
+    rounds = rounds_of_pairs(nodes)
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy))
+    every = sorted(pair for pairs in rounds for pair in pairs)
+    assert every == list(itertools.combinations(range(nodes), 2))
+
+
+def test_each_of_many_nodes_is_in_fifteen_pairs() -> None:
+    rounds = rounds_of_pairs(1000)
+    counts = Counter(node for pairs in rounds for pair in pairs for node in pair)
+    assert set(counts.values()) == {15}
+    assert len(counts) == 1000
+
+
+def _all_reduce(*pairs: tuple[int, int, float]) -> Any:
+    details = {
+        "ranks": 8,
+        "backend": "nccl",
+        "sizes": [[1 << 20, 0.001]],
+        "pairs": pairs,
+        "median": 8e9,
+    }
+    return all_reduce_of([Event(0.0, None, "allreduce", details)], ["a", "b", "c\n"])
+
+
+def test_slow_pair_of_nodes_is_named_by_its_hosts() -> None:
+    found = _all_reduce((0, 1, 8e9), (0, 2, 8.1e9), (1, 2, 4e8))
+    assert found["findings"] == ["b and c\\n: 400 MB/s, median of all pairs 8 GB/s"]
+    assert found["pairs"][0] == {"hosts": ["b", "c\n"], "rate": 4e8}
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    (size,) = _all_reduce()["sizes"]
+    assert size == {"bytes": 1 << 20, "seconds": 0.001, "rate": (1 << 20) / 0.001 * 14 / 8}
+
+
+def test_of_one_pair_nothing_is_odd() -> None:
+    assert _all_reduce((0, 1, 1.0))["findings"] == []
 
 
 def test_hosts_of_one_name_have_numbers() -> None:
