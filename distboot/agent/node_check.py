@@ -17,7 +17,7 @@ from functools import partial
 from ..base.errors import DistbootError
 from ..base.text import without_mapping
 from ..base.threads import start_without_signals
-from ..host.accelerators import has_nvidia_smi
+from ..host.accelerators import has_accelerators
 from ..job.messages import LONGEST_SEEN, MOST_SEEN, NodeSeen, Probe, Probeable, Probed
 from ..rendezvous.join import PortInUse
 
@@ -59,7 +59,7 @@ class NodeCheck:
         """Look at this node; see `host.node_state.look`."""
         if has_neighbors:
             self._meet_neighbors()
-        elif not has_nvidia_smi():  # one node, which has nothing to look at
+        elif not has_accelerators():  # one node, which has nothing to look at
             self._tell(NodeSeen())
             return
         look = partial(

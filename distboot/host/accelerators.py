@@ -20,6 +20,7 @@ VISIBILITY = (
     "ZE_AFFINITY_MASK",
     "HABANA_VISIBLE_MODULES",
 )
+_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"  # of AMD's
 _INTEL = "0x8086"  # vendor of PCI devices
 
 
@@ -95,9 +96,14 @@ def has_nvidia_smi() -> bool:
     return shutil.which("nvidia-smi") is not None
 
 
+def has_accelerators() -> bool:
+    """Whether this host may have accelerators of a maker whose driver can be asked."""
+    return os.path.isdir(_TOPOLOGY) or has_nvidia_smi()
+
+
 def pci_addresses(root: Path = Path("/")) -> dict[str, str]:
     """The PCI address of each accelerator, by its id: `{"GPU-9a1c…": "0000:3b:00.0"}`."""
-    return {**_nvidia_addresses(root), **_amd_addresses(root)}
+    return {**_nvidia_addresses(root), **amd_addresses(root)}
 
 
 def _nvidia(root: Path) -> list[str]:
@@ -128,11 +134,11 @@ def _nvidia_addresses(root: Path) -> dict[str, str]:
 
 def _amd(root: Path) -> list[str]:
     """In the order of the nodes of the topology; some of these are CPUs."""
-    return list(_amd_addresses(root))
+    return list(amd_addresses(root))
 
 
-def _amd_addresses(root: Path) -> dict[str, str]:
-    """The PCI address of each, by its id."""
+def amd_addresses(root: Path) -> dict[str, str]:
+    """The PCI address of each accelerator of AMD, by its id."""
     found = {}
     with suppress(OSError, ValueError):
         nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from ..base.process import started
 from ..base.units import UNLIMITED, size
-from . import cpus, nvidia_smi
+from . import amd_gpu, cpus, nvidia_smi
 from .accelerators import has_nvidia_smi
+from .device import Device, Holder
 from .sockets import short_command
 
 # What a driver may hold for itself: bytes, and a part of the memory
@@ -50,12 +51,11 @@ def look(pid: int, *, is_rank: bool) -> NodeState:
     for name, measure in _AMOUNTS.items():
         with suppress(OSError, ValueError, KeyError):
             found.amounts[name] = float(measure())
-    if has_nvidia_smi():
-        try:
-            accelerators = _Accelerators(pid, is_rank=is_rank)
-            accelerators.describe(found)
-        except nvidia_smi.DriverHangs as error:
-            found.problems.append(str(error))
+    try:
+        accelerators = _Accelerators(pid, is_rank=is_rank)
+        accelerators.describe(found)
+    except nvidia_smi.DriverHangs as error:
+        found.problems.append(str(error))
     return found
 
 
@@ -98,17 +98,24 @@ class _Accelerators:
     """The accelerators of this node, and the processes that use them."""
 
     def __init__(self, pid: int, *, is_rank: bool) -> None:
-        end = time.monotonic() + _LIMIT
-        self._devices = nvidia_smi.devices(_LIMIT)
-        self._by_device: defaultdict[str, list[nvidia_smi.Holder]] = defaultdict(list)
-        for holder in nvidia_smi.holders(end - time.monotonic()):
-            self._by_device[holder.uuid].append(holder)
+        self._devices = amd_gpu.devices()
+        self._by_device: defaultdict[str, list[Holder]] = defaultdict(list)
+        if has_nvidia_smi():
+            self._ask_nvidia()
         self._is_rank = is_rank
         # What began before that is not of this job; 0.0 is when the host was started
         self._oldest = (started(pid) or 0.0) - _OLDER
 
+    def _ask_nvidia(self) -> None:
+        end = time.monotonic() + _LIMIT
+        self._devices += nvidia_smi.devices(_LIMIT)
+        for holder in nvidia_smi.holders(end - time.monotonic()):
+            self._by_device[holder.uuid].append(holder)
+
     def describe(self, found: NodeState) -> None:
         """Add what is known of them."""
+        if not self._devices:
+            return
         kinds: list[str] = []
         for device in self._devices:
             kind = f"{device.name} ({size(device.memory)})"
@@ -120,7 +127,7 @@ class _Accelerators:
         listed = [f"{count} x {kind}" for kind, count in counts.items()]
         found.names["accelerators"] = ", ".join(listed)
 
-    def _problems_of(self, device: nvidia_smi.Device) -> Iterator[str]:
+    def _problems_of(self, device: Device) -> Iterator[str]:
         yield from device.faults
         own = self._by_device[device.uuid]
         used = f"has {size(device.used)} of {size(device.memory)} in use"
@@ -136,7 +143,7 @@ class _Accelerators:
         if has_unknown_owner and device.used > for_itself:
             yield f"{used}, by no process that is visible here"
 
-    def _is_older(self, holder: nvidia_smi.Holder) -> bool:
+    def _is_older(self, holder: Holder) -> bool:
         """Whether a process began well before this job."""
         began = started(holder.pid) or inf
         return began < self._oldest

@@ -10,7 +10,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+
+from .device import Device, Holder, memory_errors
 
 PROGRAM = "nvidia-smi"
 # nvidia-smi --help-query-gpu
@@ -25,25 +26,6 @@ _POLL = 0.02  # seconds
 
 class DriverHangs(Exception):  # noqa: N818 - an answer, not an error
     """The program has not answered in time; the text says so."""
-
-
-class Device(NamedTuple):
-    """One accelerator."""
-
-    number: str
-    uuid: str
-    name: str  # "NVIDIA H100 80GB HBM3"
-    memory: int  # bytes
-    used: int  # bytes
-    faults: list[str]  # what the driver says is wrong: "is slowed down: heat"
-
-
-class Holder(NamedTuple):
-    """A process that has memory of an accelerator."""
-
-    uuid: str
-    pid: int
-    memory: int  # bytes; 0: not known
 
 
 def devices(limit: float) -> list[Device]:
@@ -135,9 +117,7 @@ def _bytes(mebibytes: str) -> int:
 
 def _faults(errors: str = "", reasons: str = "") -> list[str]:
     """What is wrong, of the number of errors, and of bits like `"0x0000000000000048"`."""
-    found = []
-    if _number(errors):
-        found.append(f"has {errors} uncorrected errors of its memory")
+    found = memory_errors(_number(errors) or 0)
     active = 0
     with suppress(ValueError):
         active = int(reasons, 16)

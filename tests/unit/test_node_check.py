@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from checked_nodes import GIB, Checked
+from recorded import lay_out
 from supervised import until
 
 from distboot.agent import link_probe
-from distboot.host import environment, node_state, nvidia_smi
+from distboot.host import amd_gpu, environment, node_state, nvidia_smi
+from distboot.host.device import Device
 from distboot.job.effects import Blame, Reply, Tell
 from distboot.job.messages import NodeSeen, Probe, Probeable, Probed
 from distboot.rendezvous.events import Event, EventLog
@@ -463,6 +465,32 @@ def test_memory_without_a_visible_owner_is_told(smi: Path) -> None:
 def test_memory_of_this_job_is_its_own(smi: Path) -> None:
     write(smi, ROW.format(used=41984, errors=0, bits="0x0"), pid=os.getpid())
     assert node_state.look(os.getpid(), is_rank=True).problems == []
+
+
+def test_accelerators_of_amd_are_read_from_the_kernel(tmp_path: Path) -> None:
+    """Written after Documentation/gpu/amdgpu of the kernel: no machine here has one."""
+    devices = "sys/bus/pci/devices/0000"
+    files = {
+        "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\n",
+        "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304\nlocation_id 15104\n",
+        "sys/class/kfd/kfd/topology/nodes/2/properties": "simd_count 304\nlocation_id 15360\n",
+        f"{devices}:3b:00.0/product_name": "AMD Instinct MI300X OAM\n",
+        f"{devices}:3b:00.0/mem_info_vram_total": f"{192 << 30}\n",
+        f"{devices}:3b:00.0/mem_info_vram_used": f"{41 << 30}\n",
+        f"{devices}:3b:00.0/ras/umc_err_count": "ue: 2\nce: 12\n",
+        f"{devices}:3c:00.0/device": "0x74a1\n",
+    }
+    lay_out(files, tmp_path)
+    bad, bare = amd_gpu.devices(tmp_path)
+    assert bad == Device(
+        "0",
+        "kfd1",
+        "AMD Instinct MI300X OAM",
+        192 << 30,
+        41 << 30,
+        ["has 2 uncorrected errors of its memory"],
+    )
+    assert (bare.name, bare.memory, bare.faults) == ("AMD 0x74a1", 0, [])
 
 
 def test_program_without_a_field_is_asked_for_less(smi: Path) -> None:
