@@ -310,3 +310,16 @@ def _written_forms(text: str) -> list[str]:
         repr(text + "'\"")[1:-4],
         ascii(text + "'\"")[1:-4],
     ]
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, with the cells of a column below each other."""
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(map(len, column)))
+    lines = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        line = "  ".join(cells)
+        lines.append(line.rstrip())
+    return lines

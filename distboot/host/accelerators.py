@@ -98,7 +98,7 @@ def has_nvidia_smi() -> bool:
 
 def has_accelerators() -> bool:
     """Whether this host may have accelerators of a maker whose driver can be asked."""
-    return os.path.isdir(_TOPOLOGY) or has_nvidia_smi()
+    return any((os.path.isdir(_TOPOLOGY), has_nvidia_smi()))
 
 
 def pci_addresses(root: Path = Path("/")) -> dict[str, str]:

@@ -38,9 +38,10 @@ from .node_findings import (
     Link,
     odd_links,
     odd_nodes,
-    odd_variables,
     why_none_works,
 )
+from .node_texts import describe_links, describe_node
+from .odd_variables import odd_variables
 from .root_cause import RankState, from_check
 from .service import Emit, Service
 
@@ -255,7 +256,7 @@ class CheckService(Service):
             "seconds": round(now - self._began, 3),
             "findings": lines,
             "variables": variables,
-            "nodes": self._records(findings, links),
+            "nodes": self._rows(findings, links),
         }
         self._emit(Record("checked", None, details))
         if findings and self._facts.settings.check == _STOP:
@@ -264,27 +265,23 @@ class CheckService(Service):
             self._warn([*lines, *variables])
         self._keys.let_start()
 
-    def _records(self, findings: list[Finding], links: list[Link]) -> list[dict[str, Any]]:
-        """What each node has, for the table of nodes (`report/nodes`): the odd ones first."""
+    def _rows(self, findings: list[Finding], links: list[Link]) -> list[dict[str, Any]]:
+        """The table of nodes for the report, with what was seen on each: the odd ones first."""
         texts = _by_node(findings)
-        link_of = {link.start: link for link in links}
         hosts = self._hosts
+        of_links = describe_links(links, hosts)
         ordered = sorted(self._nodes, key=lambda node: node.number not in texts)
         found = []
         for node in ordered[:_MOST_RECORDED]:
-            seen = node.seen or NodeSeen()
-            record = {
-                "node": node.number,
+            seen = describe_node(node.seen or NodeSeen())
+            seen.update(of_links.get(node.number, {}))
+            row = {
+                "node_rank": node.number,
                 "host": hosts[node.number],
                 "findings": texts.get(node.number, []),
-                "names": seen.names,
-                "amounts": seen.amounts,
-                "link": None,
+                "seen": seen,
             }
-            if node.number in link_of:
-                link = link_of[node.number]
-                record["link"] = link.as_details(hosts[link.end])
-            found.append(record)
+            found.append(row)
         return found
 
     def _blame(self, findings: list[Finding]) -> None:

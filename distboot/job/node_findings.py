@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..base.text import escape_control
 from ..base.units import bit_rate, duration, size
@@ -28,9 +28,8 @@ _SLOWER = 8.0  # a link of a busy host was seen to be 7 times slower
 _LONGER = 10.0
 _MORE_SECONDS = 0.02
 _GIB = float(1 << 30)
+_NUMBERS = {"CPUs": "{:g}".format}  # all other amounts are bytes
 V = TypeVar("V")
-Variables = tuple[tuple[str, str], ...]  # names and digests
-_MOST_NAMES = 8
 # Above that no amount is too low, in bytes
 _ENOUGH = {
     "free memory": 64 * _GIB,
@@ -61,14 +60,14 @@ class Link(NamedTuple):
     @property
     def rate(self) -> float:
         """Bytes a second; 0.0: no probe has reached the other node."""
-        rates = sorted(probe.rate for probe in self.probes)
+        rates: list[float] = sorted(map(_rate, self.probes))
         return rates[-2:][0]
 
     @property
     def best_rate(self) -> float:
         """The same of the best probe."""
-        rates = [probe.rate for probe in self.probes]
-        return max(rates)
+        best: float = max(map(_rate, self.probes))
+        return best
 
     @property
     def round_trip(self) -> float:
@@ -81,20 +80,14 @@ class Link(NamedTuple):
         """Why the last probe has not reached the other node."""
         return self.probes[-1].problem
 
-    def as_details(self, other: str) -> dict[str, Any]:
-        """For the record of its node; `other`: the name of the host at its end."""
-        if not self.rate:
-            return {"to": other, "problem": self.problem}
-        return {"to": other, "rate": self.rate, "round_trip": self.round_trip}
-
-
-_rate = attrgetter("rate")
-
 
 def _round_trip(probe: Probed) -> float:
     if probe.problem:
         return inf
     return probe.round_trip
+
+
+_rate = attrgetter("rate")
 
 
 class _Usual(NamedTuple):
@@ -147,14 +140,16 @@ def odd_links(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
 
 def why_none_works(links: Sequence[Link], hosts: Sequence[str]) -> list[Finding]:
     """What is wrong if no link works at all, which is no matter of one host: one finding or none."""
-    if any(map(_rate, links)):
+    if not links or any(map(_rate, links)):
         return []
-    found = []
-    for link in links[:1]:
-        where = hosts[link.end]
-        text = f"no node reaches the next one; {where}: {escape_control(link.problem)}"
-        found.append(Finding(link.start, text))
-    return found
+    link = links[0]
+    why = escape_control(link.problem)
+    text = f"no node reaches the next one; {hosts[link.end]}: {why}"
+    finding = Finding(
+        link.start,
+        text,
+    )
+    return [finding]
 
 
 def odd_nodes(seen: Mapping[int, NodeSeen]) -> list[Finding]:
@@ -171,45 +166,6 @@ def odd_nodes(seen: Mapping[int, NodeSeen]) -> list[Finding]:
         found += _odd_names(name, {node: values.get(node, "none") for node in seen})
     for name, sizes in sorted(amounts.items()):
         found += _low_amounts(name, sizes)
-    return found
-
-
-def odd_variables(seen: Mapping[int, NodeSeen], hosts: Sequence[str]) -> list[str]:
-    """Which nodes have other variables than most, with the names of these: a line for each."""
-    nodes: defaultdict[Variables, list[int]] = defaultdict(list)
-    for node, one in seen.items():
-        if one.variables:
-            nodes[one.variables].append(node)
-    # Of as many nodes on both sides, that of the first node is the usual one
-    ordered = sorted(nodes, key=lambda variables: (-len(nodes[variables]), nodes[variables]))
-    found = []
-    for variables in ordered[1:]:
-        names = _different(variables, ordered[0])
-        listed = ", ".join(names[:_MOST_NAMES])
-        more = len(names) - _MOST_NAMES
-        if more > 0:
-            listed += f", and {more} more"
-        where = ", ".join(hosts[node] for node in nodes[variables][:_MOST_NAMES])
-        usual = hosts[nodes[ordered[0]][0]]
-        found.append(f"{where}: variables that are not as on {usual}: {listed}")
-    return found
-
-
-def _different(here: Variables, usual: Variables) -> list[str]:
-    """The names of variables that differ, and how."""
-    own = dict(here)
-    others = dict(usual)
-    found = []
-    for name in sorted(own.keys() | others.keys()):
-        how = ""
-        if name not in own:
-            how = "not set"
-        elif name not in others:
-            how = "only here"
-        elif own[name] != others[name]:
-            how = "another value"
-        if how:
-            found.append(f"{escape_control(name)} ({how})")
     return found
 
 
@@ -248,6 +204,5 @@ def _low_amounts(name: str, amounts: Mapping[int, float]) -> list[Finding]:
 
 def describe_amount(name: str, amount: float) -> str:
     """`"7.5 GiB"` of memory, `"8"` of CPUs."""
-    if name in _ENOUGH:
-        return size(amount)
-    return f"{amount:g}"
+    describe = _NUMBERS.get(name, size)
+    return describe(amount)

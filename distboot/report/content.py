@@ -25,7 +25,6 @@ from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
 from .job_state import JobState
-from .nodes import nodes_of
 from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
@@ -328,7 +327,7 @@ def _report(
         "start": utc(started.time),
         "end": utc(now),
         "findings": _findings(events),
-        "nodes": nodes_of(events),
+        "nodes": _nodes(events),
         "allreduce": all_reduce_of(events, hosts),
         "slowest": slowest({rank: job.steps(rank) for rank in job.joined}),
         "hosts": [],
@@ -365,6 +364,15 @@ def _findings(events: Sequence[Event]) -> list[str]:
         if one.event in ("all_joined", "checked"):
             found.extend(one.details["findings"])
             found.extend(one.details.get("variables", ()))
+    return found
+
+
+def _nodes(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The rows of the table of nodes, as the last check has seen them; none: there was none."""
+    found: list[dict[str, Any]] = []
+    for one in events:
+        if one.event == "checked":
+            found = one.details.get("nodes", [])
     return found
 
 

@@ -1,13 +1,13 @@
 """Measure all-reduce: of all ranks by size, and of pairs of nodes. All ranks call it together.
 
-The pairs are those of a round-robin tournament: in each round every node works with another one, all
-pairs at the same time. A node that is slow shows in all of its pairs, a link in one.
+Pairs of nodes reduce in rounds (`tools/tournament`), all pairs of a round at the same time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ..agent.link_messages import MOST_PAIRS, Measured
 from ..context import Context
 from ..rendezvous.membership import Membership
 from ..report.all_reduce import bus_rate
+from .tournament import Pair, rounds_of_pairs
 
 _KIB = 1 << 10
 _SIZES = tuple(_KIB << power for power in (2, 6, 10, 14, 18))  # 4 KiB to 256 MiB
@@ -24,9 +25,8 @@ _SAMPLE = 0.2  # seconds for one size
 _LONGEST = 2.0  # seconds for one operation: a size that would take longer is left out
 _MOST_TIMES = 100
 _PAIRS_TAKE = 0.05  # seconds for one operation of a pair, at most
+_rate = itemgetter(2)  # of a pair
 _PASSES = 2  # the better one counts: a node may be busy for a moment
-_MOST_ROUNDS = 15  # of pairs
-Pair = tuple[int, int]  # of nodes
 
 
 class _Group(NamedTuple):
@@ -46,6 +46,12 @@ class _Group(NamedTuple):
             self._reduce(data)
         self._wait()
         return self._most((time.perf_counter() - start) / times)
+
+    def steady_seconds(self, size: int) -> float:
+        """The same, of as many as a sample has time for."""
+        once = self.seconds(size, 1)
+        times = int(_SAMPLE / once)
+        return self.seconds(size, min(max(times, 1), _MOST_TIMES))
 
     def _reduce(self, data: Any) -> None:
         self.torch.distributed.all_reduce(data, group=self.group)
@@ -69,50 +75,38 @@ def measured(context: Context, membership: Membership) -> Measured:
 
     every = _Group(context, torch)
     sizes = list(_by_size(every))
-    fitting = [size for size, seconds in sizes if seconds <= _PAIRS_TAKE]
-    size = max(fitting, default=_SIZES[0])
-    rates = _rates(every, membership.nodes, size)
-    slowest = sorted(rates.items(), key=lambda pair: pair[1])[:MOST_PAIRS]
+    size = _SIZES[0]
+    for larger, seconds in sizes:
+        if seconds <= _PAIRS_TAKE:
+            size = larger
+    pairs = _rates(every, membership.nodes, size)
+    pairs.sort(key=_rate)
+    usual = 0.0
+    if pairs:
+        usual = median(map(_rate, pairs))
     return Measured(
         torch.distributed.get_backend(),
         tuple(sizes),
-        tuple((first, second, rate) for (first, second), rate in slowest),
-        median(rates.values()) if rates else 0.0,
+        tuple(pairs[:MOST_PAIRS]),
+        usual,
     )
-
-
-def rounds_of_pairs(nodes: int, most: int = _MOST_ROUNDS) -> list[list[Pair]]:
-    """The rounds of a tournament: in each a node is in one pair, or in none where they are odd.
-
-    The circle method: the first place stays, all others move on by one in each round.
-    """
-    places: list[int | None] = [*range(nodes)]
-    if nodes % 2:
-        places.append(None)
-    rounds = []
-    for _ in range(min(len(places) - 1, most)):
-        pairs = []
-        for first, second in zip(places, reversed(places[len(places) // 2 :]), strict=False):
-            if first is not None and second is not None:
-                pairs.append((min(first, second), max(first, second)))
-        rounds.append(sorted(pairs))
-        places.insert(1, places.pop())
-    return rounds
 
 
 def _by_size(every: _Group) -> Iterator[tuple[int, float]]:
     """Sizes in bytes, with the seconds for one operation: the same numbers on all ranks."""
     for size in _SIZES:
-        once = every.seconds(size, 1)
-        times = int(_SAMPLE / once)
-        seconds = every.seconds(size, min(max(times, 1), _MOST_TIMES))
+        seconds = every.steady_seconds(size)
         yield size, seconds
         if seconds * _STEP > _LONGEST:
             return
 
 
-def _rates(every: _Group, nodes: Sequence[Sequence[int]], size: int) -> dict[Pair, float]:
-    """The bus bandwidth of each pair of nodes, on all ranks."""
+def _rates(
+    every: _Group,
+    nodes: Sequence[Sequence[int]],
+    size: int,
+) -> list[tuple[int, int, float]]:
+    """Pairs of nodes with their bus bandwidth, on all ranks."""
     rounds = rounds_of_pairs(len(nodes))
     own = every.context.node_rank
     groups = []
@@ -124,21 +118,17 @@ def _rates(every: _Group, nodes: Sequence[Sequence[int]], size: int) -> dict[Pai
         for number, group in enumerate(groups):
             every.seconds(_FLOAT, 1)  # all pairs of a round at the same time
             if group is not None:
-                best[number] = max(float(best[number]), 1 / _pair_seconds(group, size))
+                per_second = 1 / group.steady_seconds(size)
+                best[number] = max(float(best[number]), per_second)
     speeds = _gathered(every, best)
-    found = {}
+    found = []
     for number, pairs in enumerate(rounds):
         for first, second in pairs:
             ranks = len(nodes[first]) + len(nodes[second])
             per_second = float(speeds[nodes[first][0]][number])
-            found[first, second] = bus_rate(size, 1 / per_second, ranks)
+            rate = bus_rate(size, 1 / per_second, ranks)
+            found.append((first, second, rate))
     return found
-
-
-def _pair_seconds(group: _Group, size: int) -> float:
-    once = group.seconds(size, 1)
-    times = int(_SAMPLE / once)
-    return group.seconds(size, min(max(times, 1), _MOST_TIMES))
 
 
 def _own_group(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..base.errors import CODES, DistbootError
-from ..base.text import counted, escape_control
+from ..base.text import counted, escape_control, in_columns
 from ..base.units import byte_rate, duration, size
 from ..cli.output import emit
 from ..cli.parser import Parser
@@ -17,7 +18,10 @@ from ..initialize import current_session, init
 from .checked_job import report_of
 
 _MOST_PAIRS = 10  # that are printed
-_ODD, _FINE = "!", ""  # before a row
+# Before a row
+_ODD = "!"
+_FINE = ""
+_findings = itemgetter("findings")
 
 
 def check(arguments: list[str]) -> int:
@@ -48,7 +52,7 @@ def check(arguments: list[str]) -> int:
     if options.json:
         emit(json.dumps({"fit": is_fit, **_as_json(report)}))
     else:
-        emit("\n".join(_lines(report)))
+        emit(_text(report))
     if is_fit:
         return 0
     return CODES["node-check"][0]
@@ -76,9 +80,8 @@ def _refuse_unchecked(report: Mapping[str, Any]) -> None:
 
 
 def _is_odd(report: Mapping[str, Any]) -> bool:
-    measurement = report["allreduce"] or {"findings": ()}
-    odd_nodes = [node for node in report["nodes"] if node["findings"]]
-    return bool(odd_nodes or measurement["findings"])
+    has_odd_pair = report["allreduce"] is not None and bool(report["allreduce"]["findings"])
+    return has_odd_pair or any(map(_findings, report["nodes"]))
 
 
 def _as_json(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,24 +89,28 @@ def _as_json(report: Mapping[str, Any]) -> dict[str, Any]:
     return {name: report[name] for name in names}
 
 
-def _lines(report: Mapping[str, Any]) -> list[str]:
+def _text(report: Mapping[str, Any]) -> str:
     nodes = report["nodes"]
     if not nodes:
-        return ["One rank: there is no node to compare with. `doctor` looks at this one."]
-    odd = [node for node in nodes if node["findings"]]
-    found = [f"{_counted(odd, len(report['hosts']))}.", "", *_table_of_nodes(nodes)]
+        return "One rank: there is no node to compare with. `doctor` looks at this one."
+    odd = list(filter(_findings, nodes))
+    lines = [
+        f"{counted(len(report['hosts']), 'node')} checked, {_counted(len(odd))}.",
+        "",
+        *_table_of_nodes(nodes),
+    ]
     if report["allreduce"] is not None:
-        found += ["", *_lines_of_all_reduce(report["allreduce"])]
-    return found
+        lines += ["", *_table_of_sizes(report["allreduce"])]
+        lines += _table_of_pairs(report["allreduce"])
+    return "\n".join(lines)
 
 
-def _counted(odd: Sequence[object], nodes: int) -> str:
-    ready = f"{counted(nodes, 'node')} checked"
-    if not odd:
-        return f"{ready}, none is odd"
-    if len(odd) == 1:
-        return f"{ready}, 1 is odd: its row is marked, and a warning says why"
-    return f"{ready}, {len(odd)} are odd: their rows are marked, and warnings say why"
+def _counted(odd: int) -> str:
+    if odd == 0:
+        return "none is odd"
+    if odd == 1:
+        return "1 is odd: its row is marked, and a warning says why"
+    return f"{odd} are odd: their rows are marked, and warnings say why"
 
 
 def _table_of_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -112,34 +119,44 @@ def _table_of_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         columns.update(dict.fromkeys(node["seen"]))
     rows = [["", "node", "host", *columns]]
     for node in nodes:
-        mark = _ODD if node["findings"] else _FINE
-        seen = [escape_control(node["seen"].get(column, "-")) for column in columns]
-        rows.append([mark, str(node["node_rank"]), escape_control(node["host"]), *seen])
-    return _aligned(rows)
+        row = [
+            _FINE,
+            str(node["node_rank"]),
+            escape_control(node["host"]),
+        ]
+        if node["findings"]:
+            row[0] = _ODD
+        for column in columns:
+            seen = node["seen"].get(column, "-")
+            row.append(escape_control(seen))
+        rows.append(row)
+    return in_columns(rows)
 
 
-def _lines_of_all_reduce(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"all-reduce of {counted(found['ranks'], 'rank')}, {found['backend']}:"]
+def _table_of_sizes(measured: Mapping[str, Any]) -> list[str]:
     rows = [["", "size", "time", "bus bandwidth"]]
-    for one in found["sizes"]:
-        rate = byte_rate(one["rate"])
-        rows.append(["", size(one["bytes"]), duration(one["seconds"]), rate])
-    lines += _aligned(rows)
-    if found["pairs"]:
-        lines += ["", f"pairs of nodes, median {byte_rate(found['median'])}, the slowest:"]
-        rows = []
-        for pair in found["pairs"][:_MOST_PAIRS]:
-            names = " and ".join(map(escape_control, pair["hosts"]))
-            rows.append(["", names, byte_rate(pair["rate"])])
-        lines += _aligned(rows)
-    lines += found["findings"]
-    return lines
+    for one in measured["sizes"]:
+        row = [
+            "",
+            size(one["bytes"]),
+            duration(one["seconds"]),
+            byte_rate(one["rate"]),
+        ]
+        rows.append(row)
+    ranks = counted(measured["ranks"], "rank")
+    return [f"all-reduce of {ranks}, {measured['backend']}:", *in_columns(rows)]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+def _table_of_pairs(measured: Mapping[str, Any]) -> list[str]:
+    if not measured["pairs"]:
+        return []
+    rows = []
+    for pair in measured["pairs"][:_MOST_PAIRS]:
+        names = " and ".join(map(escape_control, pair["hosts"]))
+        rows.append(["", names, byte_rate(pair["rate"])])
+    return [
+        "",
+        f"pairs of nodes, median {byte_rate(measured['median'])}, the slowest:",
+        *in_columns(rows),
+        *measured["findings"],
+    ]

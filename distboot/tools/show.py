@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from operator import itemgetter
 
 from ..base.settings import warn_of_unknown
-from ..base.text import counted, escape_control, ranks_said
+from ..base.text import escape_control
 from ..cli.output import emit
 from ..cli.parser import Parser
 from ..detection import surroundings
@@ -17,14 +16,6 @@ from ..detection.here import detect_here
 from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS, PLATFORMS, Placement
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
-    from ..agent.session import Session
-
-_OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 # What `show` says of a field that has no value; any other is completed when the ranks meet.
 _MISSING = {
     "platform": "",
@@ -43,7 +34,9 @@ def show(arguments: list[str]) -> int:
         "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
     ).parse_args(arguments)
     if options.job:
-        _show_job(options.launcher, as_json=options.json)
+        from .show_job import show_job  # here, so that a plain `show` does not pay for sockets
+
+        show_job(options.launcher, as_json=options.json)
         return 0
     placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
@@ -120,75 +113,3 @@ def _missing(field: str, placement: Placement) -> str:
     if field == "master_port" and placement.world_size == 1:
         return "not set: a free port is taken at the start"
     return _MISSING.get(field, "not known from one process alone: completed when the ranks meet")
-
-
-def _show_job(launcher: str | None, *, as_json: bool) -> None:
-    """Let all ranks meet once, and print where each is; or every rank prints who is missing."""
-    from .. import initialize  # here, so that a plain `show` does not pay for sockets
-    from .checked_job import report_of
-
-    os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
-    context = initialize.init("none", launcher=launcher)
-    job = initialize.current_session()
-    report = report_of(context)
-    if context.rank != 0:
-        return
-    if as_json:
-        emit(_job_as_json(job, report))
-    else:
-        emit(_job_as_text(job, report))
-
-
-def _job_as_json(job: Session, report: Mapping[str, Any]) -> str:
-    found = {name: getattr(job.placement, name) for name in _OF_THE_JOB}
-    found["master_port"] = _port(job)
-    found["nodes"] = []
-    for node, ranks in enumerate(_ranks_by_node(report)):
-        record = {
-            "node_rank": node,
-            "host": job.hosts[node],
-            "ranks": [rank["rank"] for rank in ranks],
-            "cpus": [rank["cpus"] for rank in ranks],
-        }
-        found["nodes"].append(record)
-    found["warnings"] = report["findings"]
-    return json.dumps(found)
-
-
-def _job_as_text(job: Session, report: Mapping[str, Any]) -> str:
-    who = f"All {job.placement.world_size} ranks"
-    if job.placement.world_size == 1:
-        who = "The only rank"
-    where = f"rank 0 at {job.placement.master_addr}, port {_port(job)}"
-    lines = [f"{who} joined, on {counted(len(job.hosts), 'node')}; {where}."]
-    width = max(map(len, job.hosts))
-    for node, ranks in enumerate(_ranks_by_node(report)):
-        host = escape_control(job.hosts[node])
-        numbers = sorted(rank["rank"] for rank in ranks)
-        lines.append(f"node {node:<5} {host:<{width}}  {ranks_said(numbers)}{_cpus(ranks)}")
-    return "\n".join(lines)
-
-
-def _port(job: Session) -> int | None:
-    """The port at which the ranks met: by now MASTER_PORT is another one, for the script."""
-    serves_port = LAUNCHERS[job.placement.launcher].serves_master_port
-    if serves_port or job.store_address is None:
-        return job.placement.master_port
-    return job.store_address[1]
-
-
-def _ranks_by_node(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The records of the ranks of each node, by local rank."""
-    found: list[list[Mapping[str, Any]]] = [[] for _ in report["hosts"]]
-    ordered = sorted(report["ranks"], key=itemgetter("local_rank"))
-    for rank in ordered:
-        found[rank["node_rank"]].append(rank)
-    return found
-
-
-def _cpus(ranks: Iterable[Mapping[str, Any]]) -> str:
-    """To which CPUs the ranks of a node are bound: `", bound to CPUs 0-3 | 4-7"`."""
-    bound = [rank["cpus"] or "all" for rank in ranks]
-    if set(bound) == {"all"}:
-        return ""
-    return f", bound to CPUs {' | '.join(bound)}"

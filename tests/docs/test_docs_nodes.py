@@ -74,7 +74,7 @@ def test_job_trains_after_a_check_on_slurm(slurm: Slurm, tmp_path: Path) -> None
 
 @needs_slurm
 @needs_torch
-def test_no_job_starts_on_slurm_where_a_node_is_odd(slurm: Slurm, tmp_path: Path) -> None:
+def test_no_job_starts_where_a_node_is_odd(slurm: Slurm, tmp_path: Path) -> None:
     folder = _folder(slurm.hosts, tmp_path)
     (folder / "bin").mkdir()
     (folder / "bin" / "nvidia-smi").write_text(HOT)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from bad_link import bad_link
 from checked_hosts import four_hosts
-from conftest import Run, RunRanks
+from conftest import Run
 from hosts import Hosts, side_by_side
 from launched import needs_hosts, needs_torch
+from ranks import RunRanks
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_table_of_healthy_nodes_is_printed(four: Hosts, port: int) -> None:
 
 
 @needs_hosts
-def test_odd_node_is_marked_and_the_exit_code_says_so(four: Hosts, port: int) -> None:
+def test_odd_node_is_marked_and_ends_with_78(four: Hosts, port: int) -> None:
     with bad_link(four, "three", rate=5e6):
         first, *others = _check(four, port)
     assert [code for code, _ in others] == [0, 0, 0]
@@ -112,7 +113,7 @@ def test_single_rank_has_nothing_to_compare(run: Run) -> None:
     assert done.stdout.startswith("One rank: there is no node to compare with.")
 
 
-def test_check_that_the_wrapper_left_out_is_an_error(run: Run) -> None:
+def test_check_that_the_wrapper_left_out(run: Run) -> None:
     command = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--check", "off"]
     done = run(*command, "-m", "distboot", "check")
     assert done.returncode == 2

@@ -23,11 +23,10 @@ from distboot.host import amd_gpu, environment, node_state, nvidia_smi
 from distboot.host.device import Device
 from distboot.job.effects import Blame, Reply, Tell
 from distboot.job.messages import NodeSeen, Probe, Probeable, Probed
-from distboot.rendezvous.events import Event, EventLog
+from distboot.rendezvous.events import Event
 from distboot.rendezvous.messages import Failed, Go, Ready
 from distboot.report.all_reduce import all_reduce_of
-from distboot.report.nodes import nodes_of
-from distboot.tools.all_reduce import rounds_of_pairs
+from distboot.tools.tournament import rounds_of_pairs
 
 
 def test_ring_of_links_is_probed_and_nothing_found() -> None:
@@ -174,8 +173,7 @@ def test_table_of_nodes_has_the_odd_ones_first() -> None:
         node_3=NodeSeen({"memory that may be locked": 1e17}),
     )
     job.answer()
-    (event,) = EventLog.from_json([[job.now, None, "checked", job.details]])
-    odd, other, *_, last = nodes_of([event])
+    odd, other, *_, last = job.details["nodes"]
     assert odd["node_rank"] == 2
     assert odd["findings"] == [
         "accelerators: 1 x T4, most have none",
@@ -198,8 +196,7 @@ def test_table_of_nodes_names_a_broken_link() -> None:
     for _ in range(3):
         job.now += 0.7
         job.answer(node_1=broken)
-    (event,) = EventLog.from_json([[job.now, None, "checked", job.details]])
-    odd, _ = nodes_of([event])
+    odd, _ = job.details["nodes"]
     assert odd["host"] == "node-1"
     assert odd["seen"]["link to the next node"] == "does not reach node-0"
 
@@ -232,7 +229,7 @@ def _all_reduce(*pairs: tuple[int, int, float]) -> Any:
     return all_reduce_of([Event(0.0, None, "allreduce", details)], ["a", "b", "c\n"])
 
 
-def test_slow_pair_of_nodes_is_named_by_its_hosts() -> None:
+def test_slow_pair_is_named_by_its_hosts() -> None:
     found = _all_reduce((0, 1, 8e9), (0, 2, 8.1e9), (1, 2, 4e8))
     assert found["findings"] == ["b and c\\n: 400 MB/s, median of all pairs 8 GB/s"]
     assert found["pairs"][0] == {"hosts": ["b", "c\n"], "rate": 4e8}
