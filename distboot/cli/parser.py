@@ -12,6 +12,7 @@ from ..base.errors import DistbootError
 from ..base.settings import option_help
 from ..base.text import did_you_mean, escape_control
 
+_TARGETS = ("-m", "--module", "--")  # what the options of `run` end with, or a script
 _NEXT_LINE = re.compile(r"\n(?! )")  # an indented line continues the one before
 
 
@@ -20,7 +21,8 @@ class Parser(argparse.ArgumentParser):
 
     `options` has one option a line, `"--name VALUE  help"`, without VALUE for a switch; an indented
     line continues the one before, and any other line is the title of a group. `more` has, by
-    option, further arguments of `add_argument`. Every command has `--launcher`.
+    option, further arguments of `add_argument`; `hints`, by an option that is none, what to do
+    instead. Every command has `--launcher`.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class Parser(argparse.ArgumentParser):
         command: str,
         description: str,
         options: str = "",
+        *,
         more: Mapping[str, Any] = {},
         usage: str | None = None,
+        hints: Mapping[str, str] = {},
     ) -> None:
         super().__init__(
             prog=f"python -m distboot {command}",
@@ -40,6 +44,7 @@ class Parser(argparse.ArgumentParser):
             # shutil: 3 ms that only --help needs.
             formatter_class=partial(argparse.HelpFormatter, width=80),
         )
+        self._hints = hints
         add = self.add_argument
         launcher = option_help("DISTBOOT_LAUNCHER")
         for entry in _NEXT_LINE.split(f"{launcher}\n{options}".strip()):
@@ -51,34 +56,55 @@ class Parser(argparse.ArgumentParser):
             form: dict[str, Any] = {"action": "store_true"}
             if metavar:
                 form = {"metavar": metavar}
-            add(name, help=text, **form, **more.get(name, {}))
+            add(*name.split(","), help=text, **form, **more.get(name, {}))
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """The options of this command, and what follows: a target with its arguments."""
+        own = []
         index = 0
         while index < len(words):
             word = words[index]
-            if not word.startswith("-") or word in ("-m", "--"):
+            if not word.startswith("-") or word in _TARGETS:
                 break
+            option = self._with_dashes(word)
+            own.append(option)
             index += 1
-            action = self._option_string_actions.get(word)
+            action = self._option_string_actions.get(option)
             if action is not None and action.nargs is None:
-                index += 1  # its value is the next word
-        return words[:index], words[index:]
+                own += words[index : index + 1]  # its value
+                index += 1
+        return own, words[index:]
+
+    def _with_dashes(self, word: str) -> str:
+        """`"--nproc_per_node=2"` -> `"--nproc-per-node=2"`, if that is an option."""
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        if dashed in self._option_string_actions:
+            return f"{dashed}{equals}{value}"
+        return word
 
     def format_help(self) -> str:
         self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        meant = ""
+        hint = f"{self.prog} --help"
         problem, _, words = message.partition(": ")
         if problem == "unrecognized arguments":
             option = re.split("[= ]", words)[0]
-            if option.startswith("--"):
-                meant = did_you_mean(option, self._option_string_actions)
+            hint = self._hint_for(option) or hint
         raise DistbootError(
             "usage",
             escape_control(message),
-            f"{meant}{self.prog} --help",
+            hint,
         )
+
+    def _hint_for(self, option: str) -> str:
+        """What to do about an unknown option; empty: that is not known."""
+        known = self._hints.get(option.replace("_", "-"))
+        if known is not None:
+            return known
+        if not option.startswith("--"):
+            return ""
+        meant = did_you_mean(option, self._option_string_actions)
+        return f"{meant}{self.prog} --help"

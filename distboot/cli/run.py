@@ -18,6 +18,7 @@ from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..frameworks import _torch
 from ..startup import bound_cpus
+from . import torchrun_options
 from .launch import Launch, launch_of, with_ranks
 from .nproc_per_node import count_of
 from .run_options import check_local_rank, complete, parse
@@ -35,10 +36,15 @@ if TYPE_CHECKING:
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
     options, given = parse(words)
-    placement = detect_here(launcher=options.launcher)
+    try:
+        placement = detect_here(launcher=options.launcher)
+    except DistbootError as error:
+        torchrun_options.refuse_unnumbered(options, error)
+        raise
     warn_of_unknown(os.environ, placement.rank, placement.who)
     with with_rank(placement.who):
         complete(options, os.environ)
+        torchrun_options.refuse_different(options, placement)
         target = target_of(given)
         launch = launch_of(options, target, os.environ)
         check_local_rank(options, target, launch.nested, placement)

@@ -15,6 +15,7 @@ from ..base.settings import option_help
 from ..base.text import did_you_mean, log_line
 from ..detection.local_rank_option import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
+from . import torchrun_options
 from .nested_launcher import Nested
 from .parser import Parser
 from .target import Target
@@ -75,6 +76,8 @@ _OPTIONS = (
     option_help("DISTBOOT_RESTART_WINDOW"),
     "for launches of one process per node, pod or container",
     option_help("DISTBOOT_NPROC_PER_NODE"),
+    torchrun_options.TITLE,
+    *torchrun_options.OPTIONS,
 )
 _MORE: dict[str, dict[str, Any]] = {
     "--framework": {"type": _framework, "default": "torch"},
@@ -99,8 +102,17 @@ _NOT_WITH_EXEC = ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", 
 
 def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     """The options of `run`, and the target with its arguments."""
-    parser = Parser("run", _DESCRIPTION, "\n".join(_OPTIONS), more=_MORE, usage=_USAGE)
+    parser = Parser(
+        "run",
+        _DESCRIPTION,
+        "\n".join(_OPTIONS),
+        more=_MORE,
+        usage=_USAGE,
+        hints=torchrun_options.HINTS,
+    )
     own, target = parser.split(words)
+    if target[:1] == ["--module"]:
+        target[0] = "-m"
     # In the environment, for the command too; at once, for errors in the other options
     log_format = _value_of("--log-format", own)
     if log_format == "json":
@@ -118,6 +130,8 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
     if not target:
         parser.error("no script, module or command to run")
+    torchrun_options.apply(options, os.environ)
+    target = torchrun_options.without_separator(options, target)
     if options.exec:
         _refuse_with_exec(parser, options)
     return options, target

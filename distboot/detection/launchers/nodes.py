@@ -125,6 +125,7 @@ NODES = NodePlatform(
     also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
     claim=_claim,
     read=_read,
+    job_id=("PET_RDZV_ID",),  # of --rdzv-id
     owns_torch_vars=True,
     compared_with_signs=True,
     sample=(

@@ -1,0 +1,255 @@
+"""torchrun's options for `run`: a command line for torchrun works with this command in its place.
+
+Those that number the nodes become the variables that anybody may set by hand (`launchers/nodes`):
+
+| option                      | variable                 |
+|-----------------------------|--------------------------|
+| --nnodes                    | NUM_NODES                |
+| --node-rank                 | NODE_RANK                |
+| --master-addr               | MASTER_ADDR              |
+| --master-port               | MASTER_PORT              |
+| --rdzv-endpoint             | MASTER_ADDR, MASTER_PORT |
+| --rdzv-id                   | PET_RDZV_ID, the job id  |
+
+Without --node-rank the nodes are numbered by what has started this process on each of them: srun,
+mpirun, an operator. Facts about torchrun are from the `torch.distributed.run` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import MutableMapping
+
+from ..base.errors import DistbootError
+from ..base.patterns import pattern
+from ..base.text import short_repr
+from ..detection.parse import parse_address
+from ..detection.placement import Placement
+
+TITLE = "as torchrun has them, also with _ in place of -"
+OPTIONS = (
+    "--nnodes N  number of nodes; on each of them this command is started once",
+    "--node-rank N  number of this node, from 0; without it, what has started this command says it",
+    "--master-addr HOST  host of node 0",
+    "--master-port PORT  a port there",
+    "--rdzv-endpoint HOST[:PORT]  both in one",
+    "--rdzv-id ID  the job's id",
+    "--rdzv-backend NAME  c10d or static: in either case the ranks meet at rank 0",
+    "--standalone  this node alone",
+    "--no-python  run a command, as after --",
+    "-t,--tee N  begin each line of the output with its rank and host, as --log-prefix does",
+)
+_BACKENDS = (None, "c10d", "static")
+_NAMES = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "standalone")
+_COUNT = pattern(r"([1-9]\d{0,6})(?::(\d+))?", re.ASCII)
+_ONE_LINE_EACH = "see --log-dir, which keeps the output on the console, too"
+_WITHOUT = "leave it out: it has no counterpart here"
+_FILTER = "leave it out, and search in the files of --log-dir"
+# What to do about an option that is not one of `run`
+HINTS = {
+    # torchrun
+    "--rdzv-conf": "leave it out; --join-timeout SECONDS is how long to wait for all ranks",
+    "--monitor-interval": "leave it out: a failure is noticed when it happens",
+    "--start-method": "leave it out: each rank is a process of its own, as with spawn",
+    "--event-log-handler": "leave it out; --report FILE keeps the events of the job",
+    "--role": _WITHOUT,
+    "--run-path": "leave it out: a script is run in a process of its own",
+    "--redirects": _ONE_LINE_EACH,
+    "-r": _ONE_LINE_EACH,
+    "--local-ranks-filter": _FILTER,
+    "--duplicate-stdout-filters": _FILTER,
+    "--duplicate-stderr-filters": _FILTER,
+    "--local-addr": "leave it out; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the interface",
+    "--logs-specs": "see --log-dir and --log-prefix",
+    "--numa-binding": "see --bind",
+    "--signals-to-handle": "leave it out: all signals are forwarded",
+    "--shutdown-timeout": "see --grace SECONDS",
+    "--virtual-local-rank": "leave it out; CUDA_VISIBLE_DEVICES can show each rank one device",
+    # torch.distributed.launch
+    "--use-env": "leave it out: the local rank is in LOCAL_RANK",
+    # accelerate launch
+    "--num-processes": "of accelerate; see --nproc-per-node N, the number on each node",
+    "--num-machines": "of accelerate; see --nnodes N",
+    "--machine-rank": "of accelerate; see --node-rank N",
+    "--main-process-ip": "of accelerate; see --master-addr HOST",
+    "--main-process-port": "of accelerate; see --master-port PORT",
+    "--multi-gpu": "of accelerate; see --nproc-per-node gpu",
+    "--mixed-precision": "of accelerate: export ACCELERATE_MIXED_PRECISION, or Accelerator(…)",
+    "--config-file": "of accelerate: give its values as options of this command",
+    "--use-deepspeed": "of accelerate: export ACCELERATE_USE_DEEPSPEED=true",
+    "--use-fsdp": "of accelerate: export ACCELERATE_USE_FSDP=true",
+}
+# Of one process, or of another number of nodes: what is given with options counts
+_OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NNODES", "NODE_COUNT")
+_NODES = "nodes"  # the launcher that reads these variables
+_ALONE = "none"
+
+
+def has_any(options: Namespace) -> bool:
+    """Whether one of the options is there that only torchrun has."""
+    values = [getattr(options, name) for name in _NAMES]
+    return any(values)
+
+
+def without_separator(options: Namespace, target: list[str]) -> list[str]:
+    """The target without the first `--` after its script or module, which torchrun drops, too."""
+    if options.no_python:
+        return ["--", *target]
+    before = 1
+    if target[0] == "-m":
+        before = 2
+    words = target[:before]
+    rest = target[before:]
+    if has_any(options) and rest[:1] == ["--"]:
+        rest = rest[1:]
+    return [*words, *rest]
+
+
+def apply(options: Namespace, environ: MutableMapping[str, str]) -> None:
+    """Let the options count: as variables, and as options of this package.
+
+    Raises `usage`: they contradict each other, or ask for what is not there.
+    """
+    if options.tee:
+        options.log_prefix = True
+    _refuse_backend(options.rdzv_backend)
+    nnodes = _count(options)
+    if nnodes is not None:
+        options.nproc_per_node = options.nproc_per_node or "1"  # as of torchrun
+    variables = {
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": options.master_port,
+        "PET_RDZV_ID": options.rdzv_id,
+    }
+    if nnodes == 1:
+        del variables["MASTER_ADDR"]
+    else:
+        endpoint = _endpoint(options.rdzv_endpoint)
+        variables.update(endpoint)
+    if options.launcher is None:
+        options.launcher = _launcher(options, nnodes)
+    if options.launcher == _NODES:
+        variables["NODE_RANK"] = options.node_rank
+        variables["NUM_NODES"] = str(nnodes)
+        for name in _OTHERS:
+            environ.pop(name, None)
+    for name, value in variables.items():
+        if value is not None:
+            environ[name] = value
+
+
+def refuse_different(options: Namespace, placement: Placement) -> None:
+    """Refuse a number of nodes that is not the one of what has numbered them."""
+    wanted = _count(options)
+    if wanted in (None, placement.world_size):
+        return
+    if placement.world_size == 1:
+        raise _unnumbered(wanted)
+    raise DistbootError(
+        "usage",
+        f"--nnodes {wanted}, and {placement.launcher} has started {placement.world_size} processes",
+        "leave --nnodes out; or start the command once on each node",
+    )
+
+
+def refuse_unnumbered(options: Namespace, error: DistbootError) -> None:
+    """Explain an error of detection where the nodes were counted, and not numbered."""
+    wanted = _count(options)
+    if wanted is not None and error.code == "not-alone":
+        raise _unnumbered(wanted) from None
+
+
+def _unnumbered(nodes: int | None) -> DistbootError:
+    return DistbootError(
+        "usage",
+        f"--nnodes {nodes}, and nothing says which node this is",
+        "add --node-rank N, from 0 on, and --master-addr; or let a launcher start this command "
+        "once on each node (srun --ntasks-per-node=1)",
+    )
+
+
+def _launcher(options: Namespace, nnodes: int | None) -> str | None:
+    """The launcher that reads what was given; None: whichever is found."""
+    node = options.node_rank
+    if nnodes == 1:
+        _refuse_node(node, {None, "0"}, "one node")
+        return _ALONE
+    if nnodes is None:
+        _refuse_node(node, {None}, "no --nnodes")
+    if node is None:
+        return None
+    return _NODES
+
+
+def _refuse_node(node: str | None, known: set[str | None], why: str) -> None:
+    if node in known:
+        return
+    raise DistbootError(
+        "usage",
+        f"--node-rank {node}, and {why}",
+        "say with --nnodes how many nodes there are",
+    )
+
+
+def _count(options: Namespace) -> int | None:
+    """The number of nodes; None: it was not given."""
+    if options.standalone:
+        return _one_node(options.nnodes)
+    text = options.nnodes
+    if text is None:
+        return None
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        raise DistbootError(
+            "usage",
+            f"--nnodes: {short_repr(text)} is not a number of nodes",
+            "use 1 or more",
+        )
+    least, most = found.groups()
+    if most not in (None, least):
+        raise DistbootError(
+            "usage",
+            f"--nnodes {text}: the number of nodes does not change while a job runs",
+            f"give --nnodes {most}; with --max-restarts the job goes on after a failure, with as "
+            "many nodes",
+        )
+    return int(least)
+
+
+def _one_node(nnodes: str | None) -> int:
+    """The number of nodes with `--standalone`."""
+    if nnodes not in (None, "1", "1:1"):
+        raise DistbootError(
+            "usage",
+            f"--standalone is for one node, and --nnodes is {nnodes}",
+            "leave --standalone out where there are more nodes",
+        )
+    return 1
+
+
+def _endpoint(text: str | None) -> dict[str, str]:
+    """The variables for `--rdzv-endpoint`; the port may be missing."""
+    if text is None:
+        return {}
+    try:
+        host, port = parse_address(text)
+    except ValueError as error:
+        raise DistbootError(
+            "usage",
+            f"--rdzv-endpoint: {short_repr(text)} {error}",
+            "give the host of node 0 and a port there: node-0:29500",
+        ) from None
+    found = {"MASTER_ADDR": host}
+    if port:  # torchrun takes any free one for 0
+        found["MASTER_PORT"] = str(port)
+    return found
+
+
+def _refuse_backend(name: str | None) -> None:
+    if name not in _BACKENDS:
+        raise DistbootError(
+            "usage",
+            f"--rdzv-backend {name}: the ranks meet at rank 0, and need nothing else",
+            "leave it out, and give --rdzv-endpoint the host of node 0",
+        )
