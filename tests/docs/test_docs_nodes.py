@@ -1,9 +1,10 @@
 """What `check-a-cluster.md` and `bad-hosts.md` tell a user to run, on two hosts: with Slurm, and with mpirun."""
 
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
-from hosts import Done, Hosts, Slurm
+from hosts import Hosts, Slurm
 from launched import MPI_ENV, MPIRUN, needs_hosts, needs_slurm, needs_torch
 from pages import blocks
 
@@ -43,7 +44,9 @@ def _folder(hosts: Hosts, path: Path) -> Path:
     return folder
 
 
-def _run_on_slurm(slurm: Slurm, folder: Path, script: str, allocation: str = "") -> Done:
+def _run_on_slurm(
+    slurm: Slurm, folder: Path, script: str, allocation: str = ""
+) -> CompletedProcess[str]:
     (folder / "job.sh").write_text(script)
     command = f"cd {folder} && HOME={folder} {allocation} bash job.sh"
     return slurm.run(["bash", "-c", command], {"DISTBOOT_GRACE": "5"}, LIMIT)

@@ -189,13 +189,33 @@ def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
     assert rank_0.code == (0 if said["ready"] else 78)
 
 
-def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
-    rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
+# A rank that joins, and ends
+_JOINS = """
+import os
+from distboot.agent.meet import join_here
+from distboot.detection.here import detect_here
+with join_here(detect_here(os.environ), os.environ, 60.0):
+    pass
+"""
+
+
+def test_rank_that_sends_no_findings_is_named(run_ranks: RunRanks) -> None:
+    script = (
+        f"import os\nif os.environ['RANK'] == '1':\n    exec({_JOINS!r})\n    raise SystemExit\n"
+    )
+    rank_0, _ = run_ranks(script + _COMMAND, places=[{"COMMAND": "doctor --job"}] * 2)
     said = (
         f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this "
         "rank did not arrive: "
     )
     assert said in rank_0.out
+
+
+def test_rank_that_runs_another_command_is_named(run_ranks: RunRanks) -> None:
+    places = [{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}]
+    for rank in run_ranks(_COMMAND, places=places):
+        assert rank.code == 78
+        assert "rank 1 (node 0): framework to start none" in rank.err
 
 
 def test_one_check_a_node_where_nodes_are_numbered(clean_env: dict[str, str], port: int) -> None:
