@@ -275,3 +275,55 @@ def test_texts_of_a_rank_stay_text(show: Callable[..., Browser]) -> None:
     assert "\\x1b[31mred\\x1b[0m\\x00\\u202e" in trace
     assert len(trace) < 2000
     assert _overflow(page) <= 0
+
+
+def _node(number: int, *findings: str, host: str = "node") -> dict[str, Any]:
+    seen = {"free memory": "903 GiB", "link to the next node": "94 Gbit/s, 0.2 ms to node-1"}
+    return {
+        "node_rank": number,
+        "host": f"{host}-{number}",
+        "findings": list(findings),
+        "seen": seen,
+    }
+
+
+def test_nodes_are_a_table_with_the_odd_first(show: Callable[..., Browser]) -> None:
+    nodes = [_node(7, HOSTILE, host=HOSTILE), *(_node(number) for number in range(600))]
+    page = show(content(nodes=nodes), 390)
+    assert "Nodes, as they were before the start" in page.texts("h2")
+    assert "free memory" in page.texts("th")
+    cells = page.texts("td")
+    first = cells.index(f"{HOSTILE}-7")
+    assert cells[first - 1 : first + 3] == ["7", f"{HOSTILE}-7", HOSTILE, "903 GiB"]
+    assert "and 89 nodes more, of which none is odd" in page.texts("p.quiet")
+    assert page.run("return document.querySelectorAll('main script, img').length") == 0
+    assert _overflow(page) <= 0
+
+
+def test_all_reduce_is_drawn(show: Callable[..., Browser]) -> None:
+    measured = {
+        "backend": "nccl",
+        "ranks": 16,
+        "sizes": [
+            {"bytes": 4096, "seconds": 0.00004, "rate": 1e8},
+            {"bytes": 1 << 28, "seconds": 0.003, "rate": 1.6e11},
+        ],
+        "pairs": [
+            {"hosts": ["node-0", HOSTILE], "rate": 4e8},
+            {"hosts": ["node-0", "node-1"], "rate": 8e9},
+        ],
+        "median": 8e9,
+        "findings": ["odd"],
+    }
+    page = show(content(allreduce=measured), 390)
+    assert "All-reduce" in page.texts("h2")
+    labels = page.texts(".bars .last")
+    assert labels == ["100 MB/s, 0.04 ms", "160 GB/s, 3 ms", "400 MB/s", "8 GB/s"]
+    assert page.texts(".bars .label")[:2] == ["4 KiB", "256 MiB"]
+    widths = page.run(
+        "return [...document.querySelectorAll('.bars i')].map((one) => one.style.width)"
+    )
+    assert widths == ["0.06%", "100%", "5%", "100%"]
+    assert page.run("return document.querySelectorAll('.bars i.later').length") == 1
+    assert page.complaints() == []
+    assert _overflow(page) <= 0
