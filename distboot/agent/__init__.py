@@ -12,7 +12,8 @@ of any other agent (`failure_reporter`) prints what rank 0 has decided, and stop
 by the `heartbeat` of each `peer_connection`. What a script leaves behind when it fails
 (`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.
 
-Where a report is wanted, rank 0's agent writes each event when it happens (`journal`).
+Where that is wanted, rank 0's agent writes each event when it happens (`event_files`: `journal`,
+`metrics_file`).
 
 The folder is the only one with sockets, pipes and signals after the rendezvous.
 """

@@ -163,8 +163,8 @@ class Agent:
         )
 
     def _note_membership(self, side: Coordinator, membership: Membership) -> None:
-        """For the journal, if there is one."""
-        if self._settings.report is not None:
+        """For the journal and the metrics, if there are any."""
+        if self._settings.keeps_events:
             from ..job import journal  # here, as most jobs have none
 
             details = journal.met(

@@ -7,7 +7,6 @@ once there is room again. A file that cannot be written any more costs a warning
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -54,7 +53,6 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits, within a second."""
-        atexit.unregister(self.close)
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -94,10 +92,8 @@ def opened_beside(report: str, who: str | None) -> Journal | None:
     if is_special(report) and path != report:  # a pipe or a device has no file beside it
         return None
     try:
-        journal = Journal(path, who)
+        return Journal(path, who)
     except OSError as error:
         why = error.strerror or str(error)
         log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
         return None
-    atexit.register(journal.close)  # also where the ranks do not meet
-    return journal

@@ -34,6 +34,10 @@ from .link_messages import (
     Raised,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .event_files import EventFiles
+
 _OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 # A launcher sends them to all processes of a job
 _IGNORED = (
@@ -62,7 +66,9 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         process = Process(begin.pid)
         launcher = find(begin.pid, begin.plan.programs)
         joined = Joined(begin.plan)
-        _write_journal(begin, joined)
+        files = _event_files(begin)
+        if files is not None:
+            joined.record = files.record
         joined.wanted = _StillWanted(control, process, joined, launcher).check
         with with_too_few_files():
             result = joined.join()
@@ -75,6 +81,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     except _ScriptGoneError:
         return
     except DistbootError as error:
+        if files is not None:
+            files.start_failed(error)
         control.fail(error, joined)
         return
     script = ForeignProcess(
@@ -101,17 +109,14 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         _keep_claims()
 
 
-def _write_journal(begin: Begin, joined: Joined) -> None:
-    """Let rank 0's agent write the journal of the job, where a report is wanted."""
-    report = begin.settings.report
+def _event_files(begin: Begin) -> EventFiles | None:
+    """Where rank 0's agent writes what happens, if that is wanted."""
     own = begin.plan.own
-    if report is None or own.rank != 0:
-        return
-    from .journal import opened_beside  # here, as most jobs have none
+    if own.rank != 0 or not begin.settings.keeps_events:
+        return None
+    from .event_files import EventFiles  # here, as most jobs have none
 
-    journal = opened_beside(report, f"rank {own.rank} on {own.host}")
-    if journal is not None:
-        joined.record = journal.record
+    return EventFiles(begin.settings, f"rank {own.rank} on {own.host}")
 
 
 def _keep_claims() -> None:

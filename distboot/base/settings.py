@@ -269,6 +269,12 @@ SETTINGS = (
         metavar="FILE",
         page="../how-to/report.md",
     ),
+    Setting(
+        "DISTBOOT_METRICS",
+        "keep the state of the job in this file, on rank 0's host, as metrics for Prometheus: "
+        "missing and late ranks, restarts, where the time went",
+        page="../how-to/metrics.md",
+    ),
 )
 
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
@@ -321,11 +327,17 @@ class SupervisionSettings(NamedTuple):
     notice_address: str = ""  # host and port of its metadata service
     bad_hosts: str | None = None  # file of bad hosts, absolute
     check: str = "off"  # of all nodes before the start: off, warn or stop
+    metrics: str | None = None  # file for the metrics of the job, absolute
 
     @property
     def checks(self) -> bool:
         """Whether all nodes are looked at before the start."""
         return self.check != "off"
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether rank 0's agent writes what happens: the journal, or metrics."""
+        return any((self.report, self.metrics))
 
     @property
     def stalls_after(self) -> float:
@@ -356,6 +368,7 @@ def supervision_settings(
         notice_address=value_of("DISTBOOT_NOTICE_ADDRESS", environ),
         bad_hosts=_file_of("DISTBOOT_BAD_HOSTS_FILE", environ),
         check=value_of("DISTBOOT_CHECK", environ, check),
+        metrics=_file_of("DISTBOOT_METRICS", environ),
     )
 
 

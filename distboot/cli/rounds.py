@@ -28,8 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..agent.event_files import EventFiles
     from ..agent.in_wrapper import WrapperAgent
-    from ..agent.journal import Journal
     from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
@@ -55,13 +55,13 @@ class Rounds(NamedTuple):
 
         report = StartupReport(self.settings.report, self.placement)
         problem = problem or report.problem()
-        journal = None
+        files = None
         if problem is None:
-            journal = self._journal()
+            files = self._event_files()
         with ExitStack() as stack:
-            if journal is not None:
-                stack.callback(journal.close)  # here, as the wrapper ends without atexit
-            code = self._run(report, problem, logs, journal)
+            if files is not None:
+                stack.callback(files.close)  # here, as the wrapper ends without atexit
+            code = self._run(report, problem, logs, files)
             restarts = self.restarts
             while restarts.cause is not None:
                 logs = None
@@ -69,24 +69,23 @@ class Rounds(NamedTuple):
                     placement = self.placement
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
                 report = StartupReport(self.settings.report, self.placement, restarts.rounds)
-                code = self._run(report, None, logs, journal)
+                code = self._run(report, None, logs, files)
         return code
 
-    def _journal(self) -> Journal | None:
-        """The journal of all rounds, which rank 0's agent writes where a report is wanted."""
-        report = self.settings.report
-        if report is None or self.placement.rank != 0:
+    def _event_files(self) -> EventFiles | None:
+        """The files of all rounds, which rank 0's agent writes where they are wanted."""
+        if self.placement.rank != 0 or not self.settings.keeps_events:
             return None
-        from ..agent.journal import opened_beside  # here, as most jobs have none
+        from ..agent.event_files import EventFiles  # here, as most jobs have none
 
-        return opened_beside(report, self.placement.who)
+        return EventFiles(self.settings, self.placement.who)
 
     def _run(
         self,
         report: StartupReport,
         problem: DistbootError | None,
         logs: Logs | None,
-        journal: Journal | None,
+        files: EventFiles | None,
     ) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
         from ..agent.in_wrapper import WrapperAgent
@@ -107,15 +106,21 @@ class Rounds(NamedTuple):
             "earlier": restarts.earlier,
             "ending": ending,
         }
-        if journal is not None:
-            reported["record"] = journal.record
+
+        def failed(job: Session, error: BaseException) -> None:
+            report.failed(job, error)
+            if files is not None:
+                files.start_failed(error)
+
+        if files is not None:
+            reported["record"] = files.record
         with (
             report.despite_signals(),
             join_here(
                 self.placement,
                 os.environ,
                 options.join_timeout + ending,
-                failed=report.failed,
+                failed=failed,
                 wanted=self._refuse_if_left,
                 **reported,
             ) as job,
@@ -127,13 +132,13 @@ class Rounds(NamedTuple):
             bound = self._bound(job, watch.ranks)
             environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
             job.joined.close_listener()
-            files = job.joined.open_files
+            most_files = job.joined.open_files
             if options.exec:
                 watch.leave_job()
                 become(
                     self.launch.words(environs[0]),
                     environs[0],
-                    open_files=files,
+                    open_files=most_files,
                     cpus=bound[watch.ranks[0]],
                 )
             if not self.settings.detects:
@@ -143,7 +148,7 @@ class Rounds(NamedTuple):
             code = supervisor.run(
                 self._commands(watch, environs, bound, logs),
                 grace=options.grace,
-                open_files=files,
+                open_files=most_files,
                 watch=watch,
             )
             cause = watch.next_round

@@ -341,6 +341,7 @@ class LateService(Service):
         details = {
             "ranks": late.ranks,
             "waiting": late.waiting,
+            "seconds": round(now - wait.since, 3),
             "text": text,
             "stacks": self._stack_lines(),
         }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from distboot.job import journal
 from distboot.rendezvous.events import Event, EventLog, Kind
+from distboot.report.metrics import Metrics
 
 NOON = 1_795_000_000.0
 
@@ -41,3 +44,18 @@ def join(**details: Any) -> dict[str, Any]:
     }
     times = {"process_start": NOON, "detected": NOON, "offset": 0.0, "uncertainty": 0.0}
     return {**usual, **times, **details}
+
+
+def metrics_text(events: Iterable[Event], now: float) -> str:
+    """The metrics of a job with these events."""
+    metrics = Metrics()
+    for event in events:
+        metrics.take(event)
+    return metrics.text(now)
+
+
+def events_of_journal(path: Path) -> list[Event]:
+    """All events of a journal of one round, in the order of time."""
+    (round_,) = journal.read(path.read_text().splitlines()).rounds
+    every = [*round_.events, *round_.besides.values(), *round_.heard]
+    return sorted(every, key=lambda event: event.time)

@@ -38,10 +38,12 @@ ELSEWHERE = {
     **dict.fromkeys(("cli", "job", "report", "tools"), "the wrapper, the agent and the commands"),
     **dict.fromkeys(
         (
+            "agent/event_files.py",
             "agent/in_wrapper.py",
             "agent/journal.py",
             "agent/launcher_process.py",
             "agent/logs.py",
+            "agent/metrics_file.py",
             "agent/restarts.py",
             "agent/returning.py",
             "agent/sidecar.py",

@@ -1,0 +1,277 @@
+"""The state of a job as metrics, for Prometheus: how far it is, who is late, where its time went.
+
+`Metrics` takes the events of the job as they happen, of all rounds. It does no io.
+
+| time of a round     | from                                    | to                          |
+|---------------------|-----------------------------------------|-----------------------------|
+| start               | the roll call                           | the last rank has started   |
+| training            | then                                    | the first failure, the end  |
+| hang, of that       | ranks begin to wait for a late one      | that one has moved          |
+| failure             | the first failure                       | the next round              |
+
+The text is that of OpenMetrics 1.0, with gauges and counters only, so that the parser of
+Prometheus's older format takes it, too (node exporter's textfile collector).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+
+from ..base.text import escape_control
+from ..base.version import __version__
+from ..rendezvous.events import GROUP, Event
+
+_MOST_LATE = 100  # ranks with a time of their own
+_LONGEST = 200  # characters of a label
+_PHASES = ("joining", "starting", "running", "failing", "ended", "failed")
+# Kinds of a root cause that are failures; any other is an order to stop
+_FAILURES = ("failed", "lost", "late", "check")
+_HELP = {
+    "distboot_job": "The job: its launcher, and the version of distboot on rank 0.",
+    "distboot_phase": "1 for the phase in which the job is.",
+    "distboot_ranks": "Number of ranks, by state.",
+    "distboot_round": "Number of this round, from 0; each restart begins another.",
+    "distboot_restarts": "Restarts of the ranks by distboot.",
+    "distboot_spent_seconds": "Seconds of all rounds, by what they were spent on.",
+    "distboot_late_ranks": "Ranks for which others wait now.",
+    "distboot_late_seconds": "Seconds for which others have waited for a rank.",
+    "distboot_stop_requests": "How often a rank was asked to stop.",
+    "distboot_first_failure": "The first failure of the last round that failed.",
+    "distboot_updated_timestamp_seconds": "When this file was written, in seconds since 1970.",
+}
+_COUNTERS = ("distboot_restarts", "distboot_spent_seconds", "distboot_stop_requests")
+Labels = Mapping[str, object]
+
+
+class Metrics:
+    """What the events so far say."""
+
+    def __init__(self) -> None:
+        self._launcher = ""
+        self._phase = _PHASES[0]
+        self._round = 0
+        self._spent: dict[str, float] = {}  # seconds of the rounds before this one
+        self._stops = 0
+        self._failure: dict[str, object] = {}  # labels of the first one
+        # Of intervals that are over, by rank
+        self._late_seconds: defaultdict[int, float] = defaultdict(float)
+        self._handlers: dict[str, Callable[[Event], None]] = {
+            "rendezvous_started": self._round_started,
+            "joined": self._rank_joined,
+            "left": self._rank_left,
+            "all_joined": self._all_joined,
+            "met": self._met,
+            "registered": self._registered,
+            "phases": self._took_steps,
+            "late": self._ranks_late,
+            "late_over": self._late_over,
+            "stop_requested": self._stop_requested,
+            "root_cause": self._concluded,
+            "exited": self._exited,
+            "start_failed": self._start_failed,
+            "ended": self._ended,
+        }
+        self._reset()
+
+    def take(self, event: Event) -> None:
+        """Take the next event."""
+        handler = self._handlers.get(event.event)
+        if handler is not None:
+            handler(event)
+
+    def text(self, now: float) -> str:
+        """All metrics; `now` in seconds since the epoch."""
+        lines: list[str] = []
+        for name, rows in self._families(now).items():
+            kind = "gauge"
+            suffix = ""
+            if name in _COUNTERS:
+                kind = "counter"
+                suffix = "_total"
+            lines.append(f"# TYPE {name} {kind}")
+            lines.append(f"# HELP {name} {_HELP[name]}")
+            for labels, value in rows:
+                lines.append(f"{name}{suffix}{_labels(labels)} {value:.15g}")
+        return "\n".join([*lines, "# EOF", ""])
+
+    # A round
+
+    def _reset(self) -> None:
+        """A round begins: nothing is known of it."""
+        self._world_size = 0
+        self._joined: set[int | None] = set()
+        self._registered_ranks: set[int | None] = set()
+        self._codes: dict[int | None, int | None] = {}
+        self._begun = 0.0
+        self._running_since = 0.0  # 0.0: not yet
+        self._stopped_at = 0.0  # of training; 0.0: it goes on
+        self._has_failed = False
+        self._ended_at = 0.0  # of all ranks; 0.0: not yet
+        self._hung = 0.0  # seconds
+        self._late: dict[int, float] = {}  # rank -> since when others wait for it
+
+    def _round_started(self, event: Event) -> None:
+        self._close_round(event.time)
+        self._reset()
+        self._begun = event.time
+        self._phase = "joining"
+        self._launcher = event.details["launcher"]
+        self._round = event.details["round"]
+        self._world_size = event.details["world_size"]
+
+    def _close_round(self, now: float) -> None:
+        if self._begun:
+            self._spent = self._spent_until(now)
+
+    def _rank_joined(self, event: Event) -> None:
+        self._joined.add(event.rank)
+
+    def _rank_left(self, event: Event) -> None:
+        self._joined.discard(event.rank)
+
+    def _all_joined(self, _event: Event) -> None:
+        self._phase = "starting"
+
+    def _met(self, event: Event) -> None:
+        """All ranks are known; with --nproc-per-node the agents of nodes have joined before."""
+        ranks: set[int | None] = set()
+        for runs in event.details["members"]["nodes"]:
+            for first, count in runs:
+                ranks.update(range(first, first + count))
+        self._world_size = len(ranks)
+        self._joined = ranks
+
+    def _registered(self, event: Event) -> None:
+        self._registered_ranks.add(event.rank)
+        if len(self._registered_ranks) == self._world_size:
+            self._running_since = event.time
+            self._phase = "running"
+
+    def _took_steps(self, event: Event) -> None:
+        if GROUP in event.details and self._running_since:
+            self._running_since = max(self._running_since, event.time)
+
+    def _stop_requested(self, _event: Event) -> None:
+        self._stops += 1
+
+    def _exited(self, event: Event) -> None:
+        self._codes[event.rank] = event.details["exit_code"]
+
+    # Late ranks
+
+    def _ranks_late(self, event: Event) -> None:
+        since = event.time - event.details["seconds"]
+        for rank in event.details["ranks"][:_MOST_LATE]:
+            self._late.setdefault(rank, since)
+
+    def _late_over(self, event: Event) -> None:
+        if not self._late:
+            return
+        self._hung += event.time - min(self._late.values())
+        for rank, since in self._late.items():
+            self._late_seconds[rank] += event.time - since
+        self._late = {}
+
+    # The end
+
+    def _concluded(self, event: Event) -> None:
+        self._late_over(event)
+        self._stopped_at = event.time
+        details = event.details
+        if details["kind"] not in _FAILURES:
+            return
+        self._phase = "failing"
+        self._has_failed = True
+        self._failure = {
+            "kind": details["kind"],
+            "rank": event.rank,
+            "where": details["location"],
+            "text": details["text"],
+        }
+
+    def _start_failed(self, event: Event) -> None:
+        self._stopped_at = event.time
+        self._phase = "failed"
+        self._failure = {"kind": "start", "text": event.details["text"]}
+
+    def _ended(self, event: Event) -> None:
+        self._late_over(event)
+        self._stopped_at = self._stopped_at or event.time
+        self._ended_at = event.time
+        self._phase = "ended"
+        if event.details["exit_code"]:
+            self._phase = "failed"
+
+    # The text
+
+    def _spent_until(self, now: float) -> dict[str, float]:
+        """Seconds of all rounds so far, by what they were spent on."""
+        end = self._stopped_at or now
+        running = self._running_since or end
+        hung = self._hung
+        if self._late:
+            hung += now - min(self._late.values())
+        of_round = {
+            "start": max(running - self._begun, 0.0),
+            "training": max(end - running - hung, 0.0),
+            "hang": hung,
+            "failure": 0.0,
+        }
+        if self._has_failed:
+            of_round["failure"] = now - end
+        return {name: self._spent.get(name, 0.0) + value for name, value in of_round.items()}
+
+    def _families(self, now: float) -> dict[str, list[tuple[Labels, float]]]:
+        job = {"launcher": self._launcher, "version": __version__}
+        phases = [({"phase": phase}, float(phase == self._phase)) for phase in _PHASES]
+        spent = self._spent_until(self._ended_at or now)
+        found: dict[str, list[tuple[Labels, float]]] = {
+            "distboot_job": [(job, 1.0)],
+            "distboot_phase": list(phases),
+            "distboot_ranks": list(self._ranks()),
+            "distboot_round": [({}, self._round)],
+            "distboot_restarts": [({}, self._round)],
+            "distboot_spent_seconds": [({"on": name}, value) for name, value in spent.items()],
+            "distboot_late_ranks": [({}, len(self._late))],
+            "distboot_late_seconds": list(self._waited_for(now)),
+            "distboot_stop_requests": [({}, self._stops)],
+            "distboot_updated_timestamp_seconds": [({}, now)],
+        }
+        if self._failure:
+            found["distboot_first_failure"] = [(self._failure, 1.0)]
+        return found
+
+    def _waited_for(self, now: float) -> Iterator[tuple[Labels, float]]:
+        """The ranks for which others have waited longest."""
+        seconds = dict(self._late_seconds)
+        for rank, since in self._late.items():
+            seconds[rank] = seconds.get(rank, 0.0) + now - since
+        longest = sorted(seconds.items(), key=itemgetter(1), reverse=True)
+        for rank, value in longest[:_MOST_LATE]:
+            yield {"rank": rank}, value
+
+    def _ranks(self) -> Iterator[tuple[Labels, float]]:
+        failed = [code for code in self._codes.values() if code != 0]
+        numbers = {
+            "expected": self._world_size,
+            "joined": len(self._joined),
+            "missing": self._world_size - len(self._joined),
+            "ended": len(self._codes) - len(failed),
+            "failed": len(failed),
+        }
+        for state, number in numbers.items():
+            yield {"state": state}, float(number)
+
+
+def _labels(labels: Labels) -> str:
+    """`{rank="3",text="…"}`; empty without any."""
+    if not labels:
+        return ""
+    words = []
+    for name, value in labels.items():
+        text = escape_control(str(value)[:_LONGEST])
+        quoted = text.replace("\\", r"\\").replace('"', r"\"")
+        words.append(f'{name}="{quoted}"')
+    return f"{{{','.join(words)}}}"

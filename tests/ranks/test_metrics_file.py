@@ -1,0 +1,98 @@
+"""The file that DISTBOOT_METRICS names, of real jobs: when it is written, and what a bad path costs."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from supervised import until
+
+FAILS_ONCE = """
+import os, distboot
+ctx = distboot.init("none")
+if ctx.rank == 1 and os.environ["DISTBOOT_RESTART_COUNT"] == "0":
+    raise ValueError("bad batch")
+"""
+WRAPPER = (sys.executable, "-m", "distboot", "--nproc-per-node", "2")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_metrics_tell_of_a_restart(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    command = [*WRAPPER, "--max-restarts", "1", "train.py"]
+    done = run(*command, train=FAILS_ONCE, env={"DISTBOOT_METRICS": str(path)})
+    assert done.returncode == 0, done.stderr
+    lines = _lines(path)
+    assert 'distboot_job{launcher="distboot"' in "\n".join(lines)
+    assert "distboot_restarts_total 1" in lines
+    assert 'distboot_phase{phase="ended"} 1' in lines
+    assert 'distboot_ranks{state="ended"} 2' in lines
+    (failure,) = [line for line in lines if line.startswith("distboot_first_failure{")]
+    assert 'rank="1"' in failure
+    assert "ValueError: bad batch" in failure
+    assert lines[-1] == "# EOF"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.prom", "train.py"]
+
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
+def test_metrics_tell_who_is_missing(
+    run: Run, tmp_path: Path, port: int, before: tuple[str, ...]
+) -> None:
+    path = tmp_path / "job.prom"
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DISTBOOT_JOIN_TIMEOUT": "1",
+        "DISTBOOT_METRICS": str(path),
+    }
+    script = "import distboot; distboot.init('none')"
+    done = run(sys.executable, *before, "train.py", train=script, env=environ)
+    assert "missing: rank 1" in done.stderr
+    until(lambda: 'distboot_phase{phase="failed"} 1' in path.read_text())
+    lines = _lines(path)
+    assert 'distboot_ranks{state="missing"} 1' in lines
+    assert any("missing-rank" in line for line in lines)
+
+
+def test_link_is_replaced_and_not_followed(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("of another user\n")
+    path = tmp_path / "job.prom"
+    path.symlink_to(other)
+    done = run(*WRAPPER, "train.py", train="", env={"DISTBOOT_METRICS": str(path)})
+    assert done.returncode == 0, done.stderr
+    assert other.read_text() == "of another user\n"
+    assert not path.is_symlink()
+    assert _lines(path)[-1] == "# EOF"
+
+
+BAD_PATHS = {
+    ".": "it is not a regular file",
+    "/dev/full": "it is not a regular file",
+    "nowhere/job.prom": "No such file or directory",
+}
+
+
+@pytest.mark.parametrize(("name", "why"), BAD_PATHS.items())
+def test_bad_path_costs_a_warning(run: Run, name: str, why: str) -> None:
+    done = run(*WRAPPER, "train.py", train="print('trained')", env={"DISTBOOT_METRICS": name})
+    assert (done.returncode, done.stdout.count("trained")) == (0, 2)
+    warning = re.search(f"warning: no more metrics are written to '(.*)': {why}", done.stderr)
+    assert warning is not None, done.stderr
+    assert warning[1].endswith(name.strip("."))
+
+
+def test_full_file_system_costs_a_warning(run: Run, tmp_path: Path) -> None:
+    words = shlex.join([*WRAPPER, "train.py"])
+    full = f"ulimit -f 0; exec {words}"  # no byte fits into a file
+    done = run("bash", "-c", full, train="print('trained')", env={"DISTBOOT_METRICS": "job.prom"})
+    assert (done.returncode, done.stdout.count("trained")) == (0, 2)
+    assert "job.prom': File too large" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
