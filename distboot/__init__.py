@@ -35,3 +35,6 @@ if not TYPE_CHECKING:  # else a type checker would take every name for one of ou
         value: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
+
+    def __dir__() -> list[str]:
+        return list(__all__)

@@ -19,6 +19,7 @@ import distboot
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL
 from distboot.base.settings import SETTINGS, Setting
+from distboot.cli.commands import COMMANDS
 from distboot.detection.launchers import Launcher, sample_of
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.order import INNERMOST_FIRST, LAUNCHERS, node_platforms
@@ -28,7 +29,7 @@ from distboot.script.patches import GROUPS
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent
 
-_COMMANDS = ("", "run", "show", "env", "doctor", "launchers", "try")
+_COMMANDS = ("", *COMMANDS)
 # What looks like the name of a variable, as a whole string: OMPI_COMM_WORLD_RANK, OMPI_MCA_orte_hnp_uri, NCCL_ as the
 # beginning of many; and those few that have no underscore.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")

@@ -100,9 +100,9 @@ _USAGE = "python -m distboot [run] [options] (script.py | -m module | -- command
 _NOT_WITH_EXEC = ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts")
 
 
-def parse(words: list[str]) -> tuple[Namespace, list[str]]:
-    """The options of `run`, and the target with its arguments."""
-    parser = Parser(
+def run_parser() -> Parser:
+    """The parser of the options of `run`."""
+    return Parser(
         "run",
         _DESCRIPTION,
         "\n".join(_OPTIONS),
@@ -110,6 +110,11 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
         usage=_USAGE,
         hints=torchrun_options.HINTS,
     )
+
+
+def parse(words: list[str]) -> tuple[Namespace, list[str]]:
+    """The options of `run`, and the target with its arguments."""
+    parser = run_parser()
     own, target = parser.split(words)
     if target[:1] == ["--module"]:
         target[0] = "-m"

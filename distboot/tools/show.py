@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 
+from ..base.errors import DistbootError, printed
 from ..base.settings import warn_of_unknown
 from ..base.text import escape_control
 from ..cli.output import emit
@@ -46,6 +47,14 @@ def show(arguments: list[str]) -> int:
     else:
         emit(_table(placement))
     return 0
+
+
+def where() -> str:
+    """Where this process is, in a sentence or two, or why that is not known."""
+    try:
+        return _headline(detect_here())
+    except DistbootError as error:
+        return printed(error).rstrip()
 
 
 def _with_unused(placement: Placement, launcher: str | None) -> Placement:

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,9 +114,8 @@ _SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
         ("doctor extra", "usage", ""),
         ("env --format csv", "usage", ""),
         ("--bogus train.py", "usage", ""),
-        # Torchrun takes both
         (
-            "--nproc_per_node 2 train.py",
+            "--nproc_per_nodes 2 train.py",
             "usage",
             "\ndistboot: hint: did you mean '--nproc-per-node'? ",
         ),
@@ -316,8 +317,56 @@ def test_help_of_every_command_needs_no_valid_setting(distboot: Run) -> None:
         result = distboot(*arguments, env={"DISTBOOT_JOIN_TIMEOUT": "abc"})
         assert (result.returncode, result.stderr) == (0, "")
         assert "python -m distboot" in result.stdout
-    assert distboot().returncode == 2
-    assert distboot("--version").stdout.startswith("distboot ")
+    for arguments in (["--version"], ["-V"], ["version"]):
+        assert distboot(*arguments).stdout.startswith("distboot 0.")
+
+
+def test_help_fits_on_a_screen(distboot: Run) -> None:
+    result = distboot("--help")
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "--nproc-per-node 2 train.py" in result.stdout
+    assert distboot("help").stdout == result.stdout
+    assert distboot("help", "show").stdout == distboot("show", "--help").stdout
+
+
+def test_command_without_arguments_says_where_it_is(distboot: Run) -> None:
+    result = distboot()
+    assert result.returncode == 2
+    assert result.stdout.startswith("Not started by a launcher: rank 0 of 1.\n\nusage: ")
+    result = distboot(env={"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"})
+    assert result.stdout.startswith("Rank 3 of 8, local rank 3: started by ")
+    result = distboot(env={"RANK": "three"})
+    assert result.stdout.startswith("distboot: error[broken-environment]: ")
+    assert "\nusage: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("distboot --nno", "--nnodes"),
+        ("distboot do", "doctor"),
+        ("distboot run --mas", "--master-addr --master-port"),
+    ],
+)
+def test_bash_completes_commands_and_options(run: Run, line: str, completed: str) -> None:
+    words = line.split()
+    script = (
+        f'eval "$({sys.executable} -m distboot completion bash)"\n'
+        f"COMP_WORDS=({line}) COMP_CWORD={len(words) - 1}\n"
+        '_distboot; echo "${COMPREPLY[@]}"'
+    )
+    assert run("bash", "-c", script).stdout.strip() == completed
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_of_other_shells_has_all_names(distboot: Run, shell: str) -> None:
+    text = distboot("completion", shell).stdout
+    assert {"--nnodes", "--nproc-per-node", "doctor"} <= set(re.split(r"[\s\"]+", text))
+    program = shutil.which(shell)
+    if program is not None:
+        subprocess.run([program, "-n"], input=text, text=True, check=True)
 
 
 def test_reader_that_goes_away_is_no_traceback(run: Run) -> None:

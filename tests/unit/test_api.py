@@ -30,7 +30,7 @@ from distboot import (
 )
 from distboot.base.errors import CODES
 from distboot.base.settings import KNOWN
-from distboot.cli import main as command_line
+from distboot.cli.commands import COMMANDS
 from distboot.detection.order import LAUNCHERS
 from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.frameworks import FILES
@@ -97,12 +97,12 @@ def _options(command: str) -> Iterator[str]:
     def caught(parser: argparse.ArgumentParser, *_: object) -> None:
         raise _Caught(parser)
 
-    module, function = command_line._COMMANDS[command]
+    known = COMMANDS[command]
     with (
         patch.object(argparse.ArgumentParser, "parse_args", caught),
         pytest.raises(_Caught) as found,
     ):
-        getattr(import_module(module, "distboot.cli"), function)(["train.py"])
+        getattr(import_module(known.module, "distboot.cli"), known.function)(["train.py"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
         said = "".join(
@@ -121,7 +121,7 @@ def _surface() -> Iterator[str]:
         yield f"\n{kind.__module__}.{kind.__name__}" + ("" if _fields(kind) else _signature(kind))
         yield from _members(kind)
     yield f"  {', '.join(vars(DistbootError('usage', 'message')))}: attributes of a DistbootError"
-    for command in command_line._COMMANDS:
+    for command in COMMANDS:
         yield f"\npython -m distboot {command}"
         yield from _options(command)
     source = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
