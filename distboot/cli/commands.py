@@ -18,7 +18,7 @@ class Command(NamedTuple):
 COMMANDS = {
     # It refuses invalid settings itself: an option may override them
     "run": Command(
-        "export RANK, WORLD_SIZE, MASTER_ADDR, …, and run a script or command",
+        "export RANK, WORLD_SIZE, MASTER_ADDR, …, and run a script",
         ".run",
         "run",
     ),
