@@ -82,9 +82,8 @@ def _help(words: list[str]) -> int:
 
 def _say_where() -> int:
     """Without arguments: where this process is, and what to type next."""
-    from ..tools.show import where  # here, as it is rarely asked
-
-    emit(f"{where()}\n\n{help_text()}")
+    show = import_module(COMMANDS["show"].module, __package__)
+    emit(f"{show.where()}\n\n{help_text()}")
     return 2
 
 
