@@ -217,7 +217,7 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
     if unused is not None:
         settings = settings._replace(unused=unused.found)
     if options.exec:
-        settings = settings._replace(detects=False, report=None, check="off")
+        settings = settings._replace(detects=False, report=None, check="off", metrics=None)
     return settings
 
 

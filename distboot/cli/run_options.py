@@ -80,6 +80,7 @@ _OPTIONS = (
     *torchrun_options.OPTIONS,
 )
 _MORE: dict[str, dict[str, Any]] = {
+    **torchrun_options.MORE,
     "--framework": {"type": _framework, "default": "torch"},
     "--pass-local-rank": {
         "type": _text(

@@ -18,13 +18,13 @@ mpirun, an operator. Facts about torchrun are from the `torch.distributed.run` o
 from __future__ import annotations
 
 import re
-from argparse import Namespace
-from collections.abc import MutableMapping
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, MutableMapping
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
-from ..detection.parse import parse_address
+from ..detection.parse import parse_address, parse_number, parse_port
 from ..detection.placement import Placement
 
 TITLE = "as torchrun has them, also with _ in place of -"
@@ -79,6 +79,27 @@ HINTS = {
     "--config-file": "of accelerate: give its values as options of this command",
     "--use-deepspeed": "of accelerate: export ACCELERATE_USE_DEEPSPEED=true",
     "--use-fsdp": "of accelerate: export ACCELERATE_USE_FSDP=true",
+}
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """The type of an option for argparse: text that `parse` accepts."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise ArgumentTypeError(f"{short_repr(text)} {error}") from None
+        return text
+
+    return check
+
+
+# Further arguments of `add_argument`
+MORE = {
+    "--node-rank": {"type": _checked(parse_number)},
+    "--master-addr": {"type": _checked(parse_address)},
+    "--master-port": {"type": _checked(parse_port)},
 }
 # Of one process, or of another number of nodes: what is given with options counts
 _OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NNODES", "NODE_COUNT")

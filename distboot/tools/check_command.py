@@ -17,6 +17,7 @@ from ..context import Context
 from ..initialize import current_session, init
 from .checked_job import report_of
 
+_TIMEOUT = 120.0  # seconds for one operation
 _MOST_PAIRS = 10  # that are printed
 # Before a row
 _ODD = "!"
@@ -37,7 +38,7 @@ def check(arguments: list[str]) -> int:
     ).parse_args(arguments)
     os.environ["DISTBOOT_CHECK"] = "warn"  # what is found is printed here, whatever the job does
     if options.allreduce:
-        context = init("torch", launcher=options.launcher)
+        context = init("torch", launcher=options.launcher, timeout=_TIMEOUT)
         _measure(context)
     else:
         os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
