@@ -52,9 +52,10 @@ class MetricsFile:
 
     def _work(self) -> None:
         try:
-            while not self._is_closing:
+            is_last = False
+            while not is_last:
                 self._wait()
-                self._write()
+                is_last = self._write()
         except OSError as error:
             why = error.strerror or str(error)
             what = f"no more metrics are written to {short_repr(self._path)}: {why}"
@@ -70,10 +71,12 @@ class MetricsFile:
     def _has_work(self) -> bool:
         return any((self._is_new, self._is_closing))
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write the metrics; whether no more events follow."""
         with self._changed:
             text = self._metrics.text(time.time())
             self._is_new = False
+            is_last = self._is_closing
         _refuse_special(self._path)
         part = f"{self._path}.{os.urandom(4).hex()}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -86,6 +89,7 @@ class MetricsFile:
             with suppress(OSError):
                 os.unlink(part)
             raise
+        return is_last
 
 
 def _refuse_special(path: str) -> None:

@@ -61,6 +61,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     control = _Control(socket.socket(fileno=control_file))
     status = socket.socket(fileno=status_file)
+    files = None
     try:
         begin = control.begin()
         process = Process(begin.pid)

@@ -101,10 +101,13 @@ MORE = {
     "--master-addr": {"type": _checked(parse_address)},
     "--master-port": {"type": _checked(parse_port)},
 }
+# As `launchers/nodes` reads them
+_INDICES = ("NODE_RANK", "JOB_COMPLETION_INDEX")
+_COUNTS = ("NUM_NODES", "NNODES", "NODE_COUNT")
 # Of one process, or of another number of nodes: what is given with options counts
 _OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NNODES", "NODE_COUNT")
+_PORT = "29500"  # torchrun's, where none is given
 _NODES = "nodes"  # the launcher that reads these variables
-_ALONE = "none"
 
 
 def has_any(options: Namespace) -> bool:
@@ -115,7 +118,7 @@ def has_any(options: Namespace) -> bool:
 
 def without_separator(options: Namespace, target: list[str]) -> list[str]:
     """The target without the first `--` after its script or module, which torchrun drops, too."""
-    if options.no_python:
+    if options.no_python and target[0] != "--":
         return ["--", *target]
     before = 1
     if target[0] == "-m":
@@ -148,13 +151,14 @@ def apply(options: Namespace, environ: MutableMapping[str, str]) -> None:
     else:
         endpoint = _endpoint(options.rdzv_endpoint)
         variables.update(endpoint)
-    if options.launcher is None:
-        options.launcher = _launcher(options, nnodes)
-    if options.launcher == _NODES:
-        variables["NODE_RANK"] = options.node_rank
-        variables["NUM_NODES"] = str(nnodes)
-        for name in _OTHERS:
-            environ.pop(name, None)
+    if nnodes is not None:
+        variables.update(_numbers(options, nnodes, environ))
+    elif options.node_rank is not None:
+        raise DistbootError(
+            "usage",
+            f"--node-rank {options.node_rank} without --nnodes",
+            "say with --nnodes how many nodes there are",
+        )
     for name, value in variables.items():
         if value is not None:
             environ[name] = value
@@ -170,14 +174,14 @@ def refuse_different(options: Namespace, placement: Placement) -> None:
     raise DistbootError(
         "usage",
         f"--nnodes {wanted}, and {placement.launcher} has started {placement.world_size} processes",
-        "leave --nnodes out; or start the command once on each node",
+        "leave --nnodes (or --standalone) out; or start the command once on each node",
     )
 
 
 def refuse_unnumbered(options: Namespace, error: DistbootError) -> None:
     """Explain an error of detection where the nodes were counted, and not numbered."""
     wanted = _count(options)
-    if wanted is not None and error.code == "not-alone":
+    if wanted not in (None, 1) and error.code == "not-alone":
         raise _unnumbered(wanted) from None
 
 
@@ -190,27 +194,34 @@ def _unnumbered(nodes: int | None) -> DistbootError:
     )
 
 
-def _launcher(options: Namespace, nnodes: int | None) -> str | None:
-    """The launcher that reads what was given; None: whichever is found."""
+def _numbers(
+    options: Namespace, nnodes: int, environ: MutableMapping[str, str]
+) -> dict[str, str | None]:
+    """The variables that number the nodes; empty where something else numbers them."""
     node = options.node_rank
-    if nnodes == 1:
-        _refuse_node(node, {None, "0"}, "one node")
-        return _ALONE
-    if nnodes is None:
-        _refuse_node(node, {None}, "no --nnodes")
+    count = {"NUM_NODES": str(nnodes)}
+    if nnodes == 1 and node in (None, "0"):
+        return {}
     if node is None:
-        return None
-    return _NODES
-
-
-def _refuse_node(node: str | None, known: set[str | None], why: str) -> None:
-    if node in known:
-        return
-    raise DistbootError(
-        "usage",
-        f"--node-rank {node}, and {why}",
-        "say with --nnodes how many nodes there are",
-    )
+        # The environment may number the nodes without counting them
+        is_numbered = not environ.keys().isdisjoint(_INDICES)
+        is_counted = not environ.keys().isdisjoint(_COUNTS)
+        if is_numbered and not is_counted:
+            return dict(count)
+        return {}
+    named = options.launcher or environ.get("DISTBOOT_LAUNCHER")
+    if named not in (None, "", _NODES):
+        raise DistbootError(
+            "usage",
+            f"--node-rank {node} numbers the nodes, and so does the launcher {short_repr(named)}",
+            "leave one of them out",
+        )
+    options.launcher = _NODES
+    for name in _OTHERS:
+        environ.pop(name, None)
+    if options.rdzv_id is None:  # else the port follows from that
+        environ.setdefault("MASTER_PORT", _PORT)
+    return {"NODE_RANK": node, **count}
 
 
 def _count(options: Namespace) -> int | None:
@@ -254,7 +265,7 @@ def _endpoint(text: str | None) -> dict[str, str]:
     if text is None:
         return {}
     try:
-        host, port = parse_address(text)
+        host, port = parse_address(text.removesuffix(":0"))  # any free port of torchrun's agent
     except ValueError as error:
         raise DistbootError(
             "usage",
@@ -262,7 +273,7 @@ def _endpoint(text: str | None) -> dict[str, str]:
             "give the host of node 0 and a port there: node-0:29500",
         ) from None
     found = {"MASTER_ADDR": host}
-    if port:  # torchrun takes any free one for 0
+    if port is not None:
         found["MASTER_PORT"] = str(port)
     return found
 

@@ -41,7 +41,7 @@ _HELP = {
     "distboot_first_failure": "The first failure of the last round that failed.",
     "distboot_updated_timestamp_seconds": "When this file was written, in seconds since 1970.",
 }
-_COUNTERS = ("distboot_restarts", "distboot_spent_seconds", "distboot_stop_requests")
+_COUNTERS = ("distboot_restarts", "distboot_stop_requests")
 Labels = Mapping[str, object]
 
 
@@ -109,7 +109,9 @@ class Metrics:
         self._stopped_at = 0.0  # of training; 0.0: it goes on
         self._has_failed = False
         self._ended_at = 0.0  # of all ranks; 0.0: not yet
+        self._grouped: set[int | None] = set()  # ranks that have started their group
         self._hung = 0.0  # seconds
+        self._hangs_since = 0.0  # 0.0: no rank is late
         self._late: dict[int, float] = {}  # rank -> since when others wait for it
 
     def _round_started(self, event: Event) -> None:
@@ -150,7 +152,10 @@ class Metrics:
             self._phase = "running"
 
     def _took_steps(self, event: Event) -> None:
-        if GROUP in event.details and self._running_since:
+        """A rank has started its group; later ones of the same script are part of its training."""
+        is_first = event.rank not in self._grouped
+        if GROUP in event.details and is_first:
+            self._grouped.add(event.rank)
             self._running_since = max(self._running_since, event.time)
 
     def _stop_requested(self, _event: Event) -> None:
@@ -163,16 +168,22 @@ class Metrics:
 
     def _ranks_late(self, event: Event) -> None:
         since = event.time - event.details["seconds"]
-        for rank in event.details["ranks"][:_MOST_LATE]:
+        self._hangs_since = self._hangs_since or since
+        ranks = event.details["ranks"][:_MOST_LATE]
+        for rank in self._late.keys() - set(ranks):  # others still wait, but not for this one
+            self._caught_up(rank, event.time)
+        for rank in ranks:
             self._late.setdefault(rank, since)
 
+    def _caught_up(self, rank: int, now: float) -> None:
+        self._late_seconds[rank] += now - self._late.pop(rank)
+
     def _late_over(self, event: Event) -> None:
-        if not self._late:
-            return
-        self._hung += event.time - min(self._late.values())
-        for rank, since in self._late.items():
-            self._late_seconds[rank] += event.time - since
-        self._late = {}
+        if self._hangs_since:
+            self._hung += event.time - self._hangs_since
+            self._hangs_since = 0.0
+        for rank in list(self._late):
+            self._caught_up(rank, event.time)
 
     # The end
 
@@ -211,8 +222,8 @@ class Metrics:
         end = self._stopped_at or now
         running = self._running_since or end
         hung = self._hung
-        if self._late:
-            hung += now - min(self._late.values())
+        if self._hangs_since:
+            hung += now - self._hangs_since
         of_round = {
             "start": max(running - self._begun, 0.0),
             "training": max(end - running - hung, 0.0),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ _FLOAT = 4  # bytes
 _SAMPLE = 0.2  # seconds for one size
 _LONGEST = 2.0  # seconds for one operation: a size that would take longer is left out
 _MOST_TIMES = 100
+TIMEOUT = 120.0  # seconds for one operation to end at all
 _PAIRS_TAKE = 0.05  # seconds for one operation of a pair, at most
 _rate = itemgetter(2)  # of a pair
 _PASSES = 2  # the better one counts: a node may be busy for a moment
@@ -147,7 +149,11 @@ def _own_group(
         if own in pair:
             partners = pair
     ranks = sorted(rank for node in partners for rank in nodes[node])
-    group = every.torch.distributed.new_group(ranks, use_local_synchronization=True)
+    group = every.torch.distributed.new_group(
+        ranks,
+        timeout=timedelta(seconds=TIMEOUT),
+        use_local_synchronization=True,
+    )
     if len(partners) == 1:
         return None
     return every._replace(group=group)

@@ -17,7 +17,6 @@ from ..context import Context
 from ..initialize import current_session, init
 from .checked_job import report_of
 
-_TIMEOUT = 120.0  # seconds for one operation
 _MOST_PAIRS = 10  # that are printed
 # Before a row
 _ODD = "!"
@@ -38,8 +37,7 @@ def check(arguments: list[str]) -> int:
     ).parse_args(arguments)
     os.environ["DISTBOOT_CHECK"] = "warn"  # what is found is printed here, whatever the job does
     if options.allreduce:
-        context = init("torch", launcher=options.launcher, timeout=_TIMEOUT)
-        _measure(context)
+        context = _measured(options.launcher)
     else:
         os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
         context = init("none", launcher=options.launcher)
@@ -59,15 +57,18 @@ def check(arguments: list[str]) -> int:
     return CODES["node-check"][0]
 
 
-def _measure(context: Context) -> None:
-    from .all_reduce import measured  # here, as it imports torch
+def _measured(launcher: str | None) -> Context:
+    """Start PyTorch, and measure all-reduce."""
+    from .all_reduce import TIMEOUT, measured  # here, as few checks measure
 
+    context = init("torch", launcher=launcher, timeout=TIMEOUT)
     session = current_session()
     if session.membership is None or session.link is None:  # one rank has nobody to reduce with
-        return
+        return context
     found = measured(context, session.membership)
     if context.is_main:
         session.link.tell(found)
+    return context
 
 
 def _refuse_unchecked(report: Mapping[str, Any]) -> None:

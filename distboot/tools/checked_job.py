@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..base.errors import DistbootError, rendezvous_needed
+from ..base.settings import rendezvous_setting
 from ..context import Context
 from ..initialize import current_session
 
@@ -15,13 +17,22 @@ from ..initialize import current_session
 def report_of(context: Context) -> dict[str, Any]:
     """What rank 0 knows of the job by now, as a report has it; leaves the job.
 
-    Empty on all other ranks.
+    Empty on all other ranks. `rendezvous-needed`: the ranks have not met. `rank-failed`: the agent
+    of rank 0 does not answer.
     """
     session = current_session()
     log = session.log
     context.close()
-    if context.rank != 0 or log is None:
+    if context.rank != 0:
         return {}
+    if not rendezvous_setting():
+        raise rendezvous_needed("this command needs what rank 0 learns when the ranks meet")
+    if log is None:
+        raise DistbootError(
+            "rank-failed",
+            "the monitor process of rank 0 does not answer",
+            "look at the lines above; was it killed?",
+        )
     from ..report.content import startup_report  # here, as all other ranks need none
 
     return startup_report(

@@ -118,3 +118,10 @@ def test_check_that_the_wrapper_left_out(run: Run) -> None:
     done = run(*command, "-m", "distboot", "check")
     assert done.returncode == 2
     assert "the nodes were not compared: DISTBOOT_CHECK=off holds for the wrapper" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["check"], ["show", "--job"]])
+def test_ranks_have_to_meet(run: Run, command: list[str]) -> None:
+    done = run(sys.executable, "-m", "distboot", *command, env={"DISTBOOT_RENDEZVOUS": "0"})
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "error[rendezvous-needed]" in done.stderr

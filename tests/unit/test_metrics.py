@@ -43,7 +43,7 @@ def _running() -> Log:
 
 def _spent(found: dict[str, Any]) -> list[float]:
     kinds = ("start", "training", "hang", "failure")
-    return [found[f"distboot_spent_seconds_total on={kind}"] for kind in kinds]
+    return [found[f"distboot_spent_seconds on={kind}"] for kind in kinds]
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=[path.stem for path in JOURNALS])
@@ -80,6 +80,24 @@ def test_late_rank_is_shown_with_its_seconds() -> None:
     assert found["distboot_late_ranks"] == 0
     assert found["distboot_late_seconds rank=1"] == 80
     assert _spent(found) == [10, 110, 80, 0]
+
+
+def test_rank_that_catches_up_is_not_late_any_more() -> None:
+    log = _running().at(NOON + 100, "late", 1, **{**LATE, "ranks": [0, 1]})
+    log.at(NOON + 130, "late", 1, **{**LATE, "seconds": 90.0})
+    found = _read(metrics_text(log, NOON + 140))
+    assert found["distboot_late_ranks"] == 1
+    assert found["distboot_late_seconds rank=0"] == 90
+    assert found["distboot_late_seconds rank=1"] == 100
+    assert _spent(found) == [10, 30, 100, 0]
+
+
+def test_second_group_of_a_script_is_training() -> None:
+    log = _running()
+    for at in (20, 400):
+        for rank in range(2):
+            log.at(NOON + at, "phases", rank, group_ready=NOON + at)
+    assert _spent(_read(metrics_text(log, NOON + 500))) == [20, 480, 0, 0]
 
 
 def test_seconds_of_all_rounds_are_added() -> None:
