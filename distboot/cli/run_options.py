@@ -49,11 +49,20 @@ def _framework(text: str) -> str:
 
 
 _OPTIONS = (
+    # Most used first
+    option_help("DISTBOOT_NPROC_PER_NODE"),
+    option_help("DISTBOOT_MAX_RESTARTS"),
+    option_help("DISTBOOT_REPORT"),
+    "--log-prefix  begin each line of the output with its rank and host",
+    "--log-dir DIR  also append the output to a file for each rank: DIR/rank-3.log",
     option_help("DISTBOOT_JOIN_TIMEOUT"),
     option_help("DISTBOOT_CHECK"),
     option_help("DISTBOOT_BIND"),
     option_help("DISTBOOT_SHARE_ENV"),
     option_help("DISTBOOT_GRACE"),
+    option_help("DISTBOOT_RESTART_DELAY"),
+    option_help("DISTBOOT_RESTART_WINDOW"),
+    option_help("DISTBOOT_LOG_FORMAT"),
     """\
 --framework NAME  what the script uses: torch (the default, also for frameworks built on it),
   deepspeed, horovod, tensorflow, jax, mpi, none; distboot also exports the variables that it reads:
@@ -66,16 +75,6 @@ _OPTIONS = (
     """\
 --exec  replace the wrapper by the command: no failure detection and no grace; not with --framework
   horovod or tensorflow, because the wrapper holds a port for their scripts""",
-    "--log-prefix  begin each line of the output with its rank and host",
-    option_help("DISTBOOT_LOG_FORMAT"),
-    "--log-dir DIR  also append the output to a file for each rank: DIR/rank-3.log",
-    option_help("DISTBOOT_REPORT"),
-    "to restart the ranks after a rank fails or a node is lost",
-    option_help("DISTBOOT_MAX_RESTARTS"),
-    option_help("DISTBOOT_RESTART_DELAY"),
-    option_help("DISTBOOT_RESTART_WINDOW"),
-    "for launches of one process per node, pod or container",
-    option_help("DISTBOOT_NPROC_PER_NODE"),
     torchrun_options.TITLE,
     *torchrun_options.OPTIONS,
 )
