@@ -38,7 +38,7 @@ def test_bad_link_is_named(four: Hosts, port: int, kind: str) -> None:
 
 
 def test_bad_link_stops_the_job_if_asked(four: Hosts, port: int) -> None:
-    with bad_link(four, "three", rate=5e6):
+    with bad_link(four, "three", **BAD["slow"]):
         found = check(four, port, DISTBOOT_CHECK="stop")
     assert set(found.codes) == {78}, found.output
     assert "the check before the start failed: t" in found.output

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bad_link import bad_link
-from checked_hosts import four_hosts
+from checked_hosts import BAD, four_hosts
 from conftest import Run
 from hosts import Hosts, side_by_side
 from launched import needs_hosts, needs_torch
@@ -62,7 +62,7 @@ def test_table_of_healthy_nodes_is_printed(four: Hosts, port: int) -> None:
 
 @needs_hosts
 def test_odd_node_is_marked_and_ends_with_78(four: Hosts, port: int) -> None:
-    with bad_link(four, "three", rate=5e6):
+    with bad_link(four, "three", **BAD["slow"]):
         first, *others = _check(four, port)
     assert [code for code, _ in others] == [0, 0, 0]
     code, output = first
@@ -76,7 +76,7 @@ def test_odd_node_is_marked_and_ends_with_78(four: Hosts, port: int) -> None:
 @needs_hosts
 @needs_torch
 def test_all_reduce_names_the_node_with_slow_pairs(four: Hosts, port: int) -> None:
-    with bad_link(four, "three", rate=5e6):
+    with bad_link(four, "three", **BAD["slow"]):
         first, *others = _check(four, port, "--allreduce", "--json", DISTBOOT_CHECK="stop")
     assert [code for code, _ in others] == [0, 0, 0]
     code, output = first

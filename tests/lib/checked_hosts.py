@@ -18,7 +18,7 @@ NAMES = ("one", "two", "three", "four")
 ADDRESS_OF_TWO = "10.77.0.11"
 # What makes the links of host three bad; with the hosts whose links have to be named
 BAD: dict[str, dict[str, Any]] = {
-    "slow": {"rate": 5e6},
+    "slow": {"rate": 1e6},  # far below what a busy machine leaves of the others
     "far": {"delay": 0.02},
     "lossy": {"loss": 0.15},
     "one way": {"deaf_to": ADDRESS_OF_TWO},
