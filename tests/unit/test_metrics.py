@@ -82,7 +82,7 @@ def test_late_rank_is_shown_with_its_seconds() -> None:
     assert _spent(found) == [10, 110, 80, 0]
 
 
-def test_rank_that_catches_up_is_not_late_any_more() -> None:
+def test_rank_that_catches_up_is_not_late() -> None:
     log = _running().at(NOON + 100, "late", 1, **{**LATE, "ranks": [0, 1]})
     log.at(NOON + 130, "late", 1, **{**LATE, "seconds": 90.0})
     found = _read(metrics_text(log, NOON + 140))
