@@ -20,7 +20,7 @@ VISIBILITY = (
     "ZE_AFFINITY_MASK",
     "HABANA_VISIBLE_MODULES",
 )
-_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"  # of AMD's
+_TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"  # below the root, of AMD's devices and of CPUs
 _INTEL = "0x8086"  # vendor of PCI devices
 
 
@@ -98,7 +98,7 @@ def has_nvidia_smi() -> bool:
 
 def has_accelerators() -> bool:
     """Whether this host may have accelerators of a maker whose driver can be asked."""
-    return any((os.path.isdir(_TOPOLOGY), has_nvidia_smi()))
+    return any((os.path.isdir(f"/{_TOPOLOGY}"), has_nvidia_smi()))
 
 
 def pci_addresses(root: Path = Path("/")) -> dict[str, str]:
@@ -141,7 +141,7 @@ def amd_addresses(root: Path) -> dict[str, str]:
     """The PCI address of each accelerator of AMD, by its id."""
     found = {}
     with suppress(OSError, ValueError):
-        nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+        nodes = (root / _TOPOLOGY).glob("*/properties")
         by_number = sorted(nodes, key=lambda path: int(path.parent.name))
         for path in by_number:
             # simd_count 304

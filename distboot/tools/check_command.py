@@ -15,7 +15,7 @@ from ..cli.output import emit
 from ..cli.parser import Parser
 from ..context import Context
 from ..initialize import current_session, init
-from .checked_job import report_of
+from .checked_job import meet, report_of
 
 _MOST_PAIRS = 10  # that are printed
 # Before a row
@@ -39,8 +39,7 @@ def check(arguments: list[str]) -> int:
     if options.allreduce:
         context = _measured(options.launcher)
     else:
-        os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
-        context = init("none", launcher=options.launcher)
+        context = meet(options.launcher)
     report = report_of(context)
     if not report:
         # Rank 0's exit code is that of all; many launchers would kill rank 0 if another rank failed

@@ -5,13 +5,20 @@ It is `init`, as a script calls it: so whoever is missing, dead or late is named
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from ..base.errors import DistbootError, rendezvous_needed
 from ..base.settings import rendezvous_setting
 from ..context import Context
-from ..initialize import current_session
+from ..initialize import current_session, init
+
+
+def meet(launcher: str | None) -> Context:
+    """Let all ranks meet. No rank waits for another one after that, so failures are not watched."""
+    os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"
+    return init("none", launcher=launcher)
 
 
 def report_of(context: Context) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -13,8 +12,8 @@ from ..agent.session import Session
 from ..base.text import counted, escape_control, in_columns, ranks_said
 from ..cli.output import emit
 from ..detection.order import LAUNCHERS
-from ..initialize import current_session, init
-from .checked_job import report_of
+from ..initialize import current_session
+from .checked_job import meet, report_of
 
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr")
 _PLACE = itemgetter("node_rank", "local_rank")
@@ -22,8 +21,7 @@ _PLACE = itemgetter("node_rank", "local_rank")
 
 def show_job(launcher: str | None, *, as_json: bool) -> None:
     """Let all ranks meet once, and print where each is; or every rank prints who is missing."""
-    os.environ["DISTBOOT_FAILURE_DETECTION"] = "0"  # no rank waits for another one any more
-    context = init("none", launcher=launcher)
+    context = meet(launcher)
     job = current_session()
     report = report_of(context)
     if context.rank != 0:
