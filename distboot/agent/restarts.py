@@ -20,6 +20,7 @@ from ..job.root_cause import RootCause
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.membership import EarlierAgent
+    from ..report.spent import Spent
 
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
@@ -42,6 +43,8 @@ class Restarts:
         self.round = 0  # that runs, or comes next
         # On rank 0, those that have failed, as the report has them
         self.rounds: list[dict[str, Any]] = []
+        # On rank 0, what the time of the rounds was spent on that have ended; None: there is none
+        self.spent: Spent | None = None
         self.cause: RootCause | None = None  # of the round that has ended
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper

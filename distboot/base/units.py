@@ -37,8 +37,22 @@ bit_rate = _Scale(1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"), 8.0
 byte_rate = _Scale(1000.0, ("bytes/s", "kB/s", "MB/s", "GB/s", "TB/s")).text
 
 
+_LEAST_IN_MINUTES = 100.0
+# From this many seconds on: unit, its seconds, and the smaller unit beside it
+_LONGER = {
+    86_400: ("d", 86_400, "h", 3600),
+    3600: ("h", 3600, "min", 60),
+    0: ("min", 60, "s", 1),
+}
+
+
 def duration(seconds: float) -> str:
-    """Seconds: `"0.2 ms"`, `"2.1 s"`."""
-    if seconds >= 1:
+    """Seconds: `"0.2 ms"`, `"2.1 s"`, `"16 min 45 s"`, `"1 h 31 min"`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < _LEAST_IN_MINUTES:
         return f"{seconds:.3g} s"
-    return f"{seconds * 1000:.3g} ms"
+    least = max(filter(seconds.__ge__, _LONGER))
+    unit, length, smaller, part = _LONGER[least]
+    whole, rest = divmod(round(seconds / part), length // part)
+    return f"{whole} {unit} {rest} {smaller}"

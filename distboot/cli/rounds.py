@@ -68,7 +68,12 @@ class Rounds(NamedTuple):
                 if not self.ranks:
                     placement = self.placement
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
-                report = StartupReport(self.settings.report, self.placement, restarts.rounds)
+                report = StartupReport(
+                    self.settings.report,
+                    self.placement,
+                    restarts.rounds,
+                    restarts.spent,
+                )
                 code = self._run(report, None, logs, files)
         return code
 

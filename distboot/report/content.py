@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -20,11 +20,13 @@ from ..base.text import (
     ranks_said,
     without_secret,
 )
+from ..base.units import duration
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
 from .job_state import JobState
+from .spent import NO_ROUND, RoundTime, Spent
 from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
@@ -35,6 +37,7 @@ _LONGEST_WHY = 55
 _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
+_LEAST_OF_GOODPUT = 60.0  # seconds of a job that says what they were spent on
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
 _LONGEST = 4000  # characters of an error
@@ -109,28 +112,57 @@ def summary_line(
     how += _earlier(rounds, membership.round)
     seconds = now - _began(rounds, job.registered[0].time)
     begin = f"summary: {size_of(membership)}, {seconds:.1f} s: {how}; exit codes: "
-    return _with_exit_codes(begin, codes, exit_code)
+    exit_codes = (
+        _exit_codes(codes, exit_code, ranks_said),
+        _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank")),
+    )
+    for words in exit_codes:
+        line = begin + words
+        if len(line) <= LONGEST_SUMMARY:
+            return line
+    return f"{line[: LONGEST_SUMMARY - 1]}…"
 
 
-def _with_exit_codes(begin: str, codes: Mapping[str, Sequence[int]], of_job: int | None) -> str:
-    """The line with the exit codes of the job and of its ranks.
+def goodput_line(
+    events: Sequence[Event],
+    membership: Membership,
+    now: float,
+    before: Spent = NO_ROUND,
+) -> str:
+    """What the time of the job was spent on, of which `before` is that of earlier rounds.
 
-    The ranks are only counted if the line would be too long.
+    `"goodput: 82 % of 1 h 31 min was training; start 41 s, failures 10 min"`. Empty for a short
+    job, whose start is most of it.
     """
-    named = []
-    numbered = []
+    spent = before.with_round(RoundTime(events, membership.world_size), now)
+    total = sum(spent.by_kind().values())
+    if total < _LEAST_OF_GOODPUT:
+        return ""
+    percent = round(100 * spent.training / total)
+    lost = []
+    for seconds, name in (
+        (spent.start, "start"),
+        (spent.hang, "hangs"),
+        (spent.failure, "failures"),
+    ):
+        if seconds >= 1:
+            lost.append(f"{name} {duration(seconds)}")
+    line = f"goodput: {percent} % of {duration(total)} was training"
+    return "; ".join(filter(None, (line, ", ".join(lost))))
+
+
+def _exit_codes(
+    codes: Mapping[str, Sequence[int]],
+    of_job: int | None,
+    said: Callable[[Sequence[int]], str],
+) -> str:
+    """The exit codes of the job and of its ranks: `"1 (job), 1 (rank 0), 143 (ranks 1-3)"`."""
+    words = []
     if of_job is not None:
-        named.append(f"{of_job} (job)")
-        numbered.append(f"{of_job} (job)")
+        words.append(f"{of_job} (job)")
     for code, ranks in codes.items():
-        named.append(f"{code} ({ranks_said(ranks)})")
-        numbered.append(f"{code} ({counted(len(ranks), 'rank')})")
-    line = begin + ", ".join(named)
-    if len(line) > LONGEST_SUMMARY:
-        line = begin + ", ".join(numbered)
-    if len(line) > LONGEST_SUMMARY:
-        line = line[: LONGEST_SUMMARY - 1] + "…"
-    return line
+        words.append(f"{code} ({said(ranks)})")
+    return ", ".join(words)
 
 
 def _how_it_ended(
@@ -202,10 +234,13 @@ def job_report(
     doubts: Doubts,
     now: float,
     rounds: Rounds = (),
+    *,
+    before: Spent = NO_ROUND,
 ) -> dict[str, object]:
     """The report of a job whose ranks met and were supervised; it ends `now`.
 
-    `events` are those of the last round, `rounds` the failed ones, as `Restarts.rounds` has them.
+    `events` are those of the last round, `rounds` the failed ones, as `Restarts.rounds` has them,
+    and `before` is what the time of those was spent on.
     """
     job = JobState(events)
     ranks = []
@@ -224,7 +259,8 @@ def job_report(
     elif job.root_cause is not None:
         fields["outcome"] = "stopped"
         fields["stopped"] = _root_cause(job, ranks)
-    return _report(events, job, now, rounds, fields)
+    spent = before.with_round(RoundTime(events, membership.world_size), now)
+    return _report(events, job, spent, rounds, fields)
 
 
 def _root_cause(job: JobState, ranks: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -251,6 +287,8 @@ def startup_report(
     failure: StartFailure | None,
     now: float,
     rounds: Rounds = (),
+    *,
+    before: Spent = NO_ROUND,
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without a failure it has started."""
     job = JobState(events)
@@ -280,7 +318,8 @@ def startup_report(
             fields.update(outcome="stopped", stopped=cause)
         else:
             fields.update(outcome="failed", first_failure=cause)
-    return _report(events, job, now, rounds, fields)
+    spent = before.with_round(RoundTime(events), now)
+    return _report(events, job, spent, rounds, fields)
 
 
 def _unready(events: Sequence[Event]) -> set[int]:
@@ -312,7 +351,11 @@ def _startup_headline(
 
 
 def _report(
-    events: Sequence[Event], job: JobState, now: float, rounds: Rounds, fields: Mapping[str, object]
+    events: Sequence[Event],
+    job: JobState,
+    spent: Spent,
+    rounds: Rounds,
+    fields: Mapping[str, object],
 ) -> dict[str, object]:
     """All fields of a report, in their order; `fields` has those that differ between reports."""
     started = events[0]
@@ -325,7 +368,8 @@ def _report(
         "launcher": started.details["launcher"],
         "versions": {"distboot": __version__, **started.details["versions"]},
         "start": utc(started.time),
-        "end": utc(now),
+        "end": utc(spent.until),
+        "spent": {kind: round(seconds, 3) for kind, seconds in spent.by_kind().items()},
         "findings": _findings(events),
         "nodes": _nodes(events),
         "allreduce": all_reduce_of(events, hosts),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..rendezvous.events import EventLog
     from ..rendezvous.membership import Membership
     from .content import StartFailure
+    from .spent import Spent
 
 _NO_CAUSE = {"text": "", "traceback": "", "hint": ""}
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
@@ -228,13 +229,18 @@ class StartupReport:
     """The report of a job that is not supervised, or not yet: for example if a rank is missing."""
 
     def __init__(
-        self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()
+        self,
+        path: str | None,
+        placement: Placement,
+        rounds: Sequence[Mapping[str, Any]] = (),
+        before: Spent | None = None,
     ) -> None:
         self._path = path  # None: no report is wanted, or another process writes it
         if placement.rank != 0:
             self._path = None
         self._who = placement.who
         self._rounds = rounds  # failed ones, of this job
+        self._before = before  # what their time was spent on
 
     def problem(self) -> DistbootError | None:
         """The error if no report can be written, for all ranks before the start; else None."""
@@ -298,14 +304,15 @@ class StartupReport:
         if job.steps:
             log.add("phases", 0, **job.steps)
         from .content import StartFailure, startup_report  # here, as most jobs start
+        from .spent import NO_ROUND
 
         failure = None
         if error is not None:
             failure = StartFailure.of(error)
         _note(path, failure, log[-1])
-        problem = try_to_write(
-            path, lambda: startup_report(log, job.membership, failure, time.time(), self._rounds)
-        )
+        before = self._before or NO_ROUND
+        known = (log, job.membership, failure, time.time(), self._rounds)
+        problem = try_to_write(path, lambda: startup_report(*known, before=before))
         if problem is not None:
             log_line(self._who, problem)
 

@@ -16,6 +16,7 @@ from ..rendezvous.membership import Membership
 from .content import (
     Doubts,
     StartFailure,
+    goodput_line,
     job_report,
     size_of,
     startup_report,
@@ -23,6 +24,7 @@ from .content import (
     utc,
 )
 from .job_state import JobState
+from .spent import RoundTime, Spent
 
 
 def report_of(journal: Journal) -> dict[str, object]:
@@ -31,10 +33,11 @@ def report_of(journal: Journal) -> dict[str, object]:
     events = _events_of(last)
     membership = last.membership
     rounds = _failed_rounds(journal)
+    before = _spent_before(journal)
     failure = _start_failure(last)
     has_started = "started" in last.besides  # and is not supervised
     if failure is not None or has_started or membership is None:
-        report = startup_report(events, membership, failure, last.last, rounds)
+        report = startup_report(events, membership, failure, last.last, rounds, before=before)
         if failure is None and not has_started:
             report["outcome"] = "running"
             report["headline"] = _headline_of_start(last, events)
@@ -45,6 +48,7 @@ def report_of(journal: Journal) -> dict[str, object]:
         _doubts(last),
         last.last,
         rounds,
+        before=before,
     )
     if _is_open(last, events):
         report["outcome"] = "running"
@@ -68,6 +72,19 @@ def summary_of(journal: Journal) -> str:
         ended.time,
         ended.details["exit_code"],
         rounds=_failed_rounds(journal),
+    )
+
+
+def goodput_of(journal: Journal) -> str:
+    """What the time of the job was spent on, in one line; empty for a short one."""
+    last = journal.rounds[-1]
+    if last.membership is None:
+        return ""
+    return goodput_line(
+        _events_of(last),
+        last.membership,
+        last.last,
+        _spent_before(journal),
     )
 
 
@@ -123,6 +140,18 @@ def _headline_of_open(round_: Round, events: Sequence[Event], membership: Member
         f"{size_of(membership)}: still running, or killed; "
         f"{running} had not ended when the journal ends, at {at}"
     )
+
+
+def _spent_before(journal: Journal) -> Spent:
+    """What the time of all rounds but the last one was spent on."""
+    spent = Spent()
+    for each in journal.rounds[:-1]:
+        size = 0
+        if each.membership is not None:
+            size = each.membership.world_size
+        round_ = RoundTime(_events_of(each), size)
+        spent = spent.with_round(round_, each.last)
+    return spent
 
 
 def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:

@@ -2,13 +2,6 @@
 
 `Metrics` takes the events of the job as they happen, of all rounds. It does no io.
 
-| time of a round     | from                                    | to                          |
-|---------------------|-----------------------------------------|-----------------------------|
-| start               | the roll call                           | the last rank has started   |
-| training            | then                                    | the first failure, the end  |
-| hang, of that       | ranks begin to wait for a late one      | that one has moved          |
-| failure             | the first failure                       | the next round              |
-
 The text is that of OpenMetrics 1.0, with gauges and counters only, so that the parser of
 Prometheus's older format takes it, too (node exporter's textfile collector).
 """
@@ -21,13 +14,13 @@ from operator import itemgetter
 
 from ..base.text import escape_control
 from ..base.version import __version__
-from ..rendezvous.events import GROUP, Event
+from ..rendezvous.events import Event, Kind
+from .spent import FAILURES, RoundTime, Spent
 
 _MOST_LATE = 100  # ranks with a time of their own
 _LONGEST = 200  # characters of a label
+_FIRST: Kind = "rendezvous_started"  # event of a round
 _PHASES = ("joining", "starting", "running", "failing", "ended", "failed")
-# Kinds of a root cause that are failures; any other is an order to stop
-_FAILURES = ("failed", "lost", "late", "check")
 _HELP = {
     "distboot_job": "The job: its launcher, and the version of distboot on rank 0.",
     "distboot_phase": "1 for the phase in which the job is.",
@@ -52,7 +45,7 @@ class Metrics:
         self._launcher = ""
         self._phase = _PHASES[0]
         self._round = 0
-        self._spent: dict[str, float] = {}  # seconds of the rounds before this one
+        self._before = Spent()  # of the rounds before this one
         self._stops = 0
         self._failure: dict[str, object] = {}  # labels of the first one
         # Of intervals that are over, by rank
@@ -64,7 +57,6 @@ class Metrics:
             "all_joined": self._all_joined,
             "met": self._met,
             "registered": self._registered,
-            "phases": self._took_steps,
             "late": self._ranks_late,
             "late_over": self._late_over,
             "stop_requested": self._stop_requested,
@@ -77,6 +69,9 @@ class Metrics:
 
     def take(self, event: Event) -> None:
         """Take the next event."""
+        if event.event == _FIRST:
+            self._next_round(event.time)
+        self._time.take(event)
         handler = self._handlers.get(event.event)
         if handler is not None:
             handler(event)
@@ -98,34 +93,22 @@ class Metrics:
 
     # A round
 
-    def _reset(self) -> None:
+    def _next_round(self, now: float) -> None:
         """A round begins: nothing is known of it."""
-        self._world_size = 0
+        self._before = self._before.with_round(self._time, now)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._time = RoundTime()
         self._joined: set[int | None] = set()
-        self._registered_ranks: set[int | None] = set()
         self._codes: dict[int | None, int | None] = {}
-        self._begun = 0.0
-        self._running_since = 0.0  # 0.0: not yet
-        self._stopped_at = 0.0  # of training; 0.0: it goes on
-        self._has_failed = False
         self._ended_at = 0.0  # of all ranks; 0.0: not yet
-        self._grouped: set[int | None] = set()  # ranks that have started their group
-        self._hung = 0.0  # seconds
-        self._hangs_since = 0.0  # 0.0: no rank is late
         self._late: dict[int, float] = {}  # rank -> since when others wait for it
 
     def _round_started(self, event: Event) -> None:
-        self._close_round(event.time)
-        self._reset()
-        self._begun = event.time
         self._phase = "joining"
         self._launcher = event.details["launcher"]
         self._round = event.details["round"]
-        self._world_size = event.details["world_size"]
-
-    def _close_round(self, now: float) -> None:
-        if self._begun:
-            self._spent = self._spent_until(now)
 
     def _rank_joined(self, event: Event) -> None:
         self._joined.add(event.rank)
@@ -142,21 +125,12 @@ class Metrics:
         for runs in event.details["members"]["nodes"]:
             for first, count in runs:
                 ranks.update(range(first, first + count))
-        self._world_size = len(ranks)
+        self._time.world_size = len(ranks)
         self._joined = ranks
 
-    def _registered(self, event: Event) -> None:
-        self._registered_ranks.add(event.rank)
-        if len(self._registered_ranks) == self._world_size:
-            self._running_since = event.time
+    def _registered(self, _event: Event) -> None:
+        if self._time.is_running:
             self._phase = "running"
-
-    def _took_steps(self, event: Event) -> None:
-        """A rank has started its group; later ones of the same script are part of its training."""
-        is_first = event.rank not in self._grouped
-        if GROUP in event.details and is_first:
-            self._grouped.add(event.rank)
-            self._running_since = max(self._running_since, event.time)
 
     def _stop_requested(self, _event: Event) -> None:
         self._stops += 1
@@ -168,7 +142,6 @@ class Metrics:
 
     def _ranks_late(self, event: Event) -> None:
         since = event.time - event.details["seconds"]
-        self._hangs_since = self._hangs_since or since
         ranks = event.details["ranks"][:_MOST_LATE]
         for rank in self._late.keys() - set(ranks):  # others still wait, but not for this one
             self._caught_up(rank, event.time)
@@ -179,9 +152,6 @@ class Metrics:
         self._late_seconds[rank] += now - self._late.pop(rank)
 
     def _late_over(self, event: Event) -> None:
-        if self._hangs_since:
-            self._hung += event.time - self._hangs_since
-            self._hangs_since = 0.0
         for rank in list(self._late):
             self._caught_up(rank, event.time)
 
@@ -189,12 +159,10 @@ class Metrics:
 
     def _concluded(self, event: Event) -> None:
         self._late_over(event)
-        self._stopped_at = event.time
         details = event.details
-        if details["kind"] not in _FAILURES:
+        if details["kind"] not in FAILURES:
             return
         self._phase = "failing"
-        self._has_failed = True
         self._failure = {
             "kind": details["kind"],
             "rank": event.rank,
@@ -203,13 +171,11 @@ class Metrics:
         }
 
     def _start_failed(self, event: Event) -> None:
-        self._stopped_at = event.time
         self._phase = "failed"
         self._failure = {"kind": "start", "text": event.details["text"]}
 
     def _ended(self, event: Event) -> None:
         self._late_over(event)
-        self._stopped_at = self._stopped_at or event.time
         self._ended_at = event.time
         self._phase = "ended"
         if event.details["exit_code"]:
@@ -217,34 +183,19 @@ class Metrics:
 
     # The text
 
-    def _spent_until(self, now: float) -> dict[str, float]:
-        """Seconds of all rounds so far, by what they were spent on."""
-        end = self._stopped_at or now
-        running = self._running_since or end
-        hung = self._hung
-        if self._hangs_since:
-            hung += now - self._hangs_since
-        of_round = {
-            "start": max(running - self._begun, 0.0),
-            "training": max(end - running - hung, 0.0),
-            "hang": hung,
-            "failure": 0.0,
-        }
-        if self._has_failed:
-            of_round["failure"] = now - end
-        return {name: self._spent.get(name, 0.0) + value for name, value in of_round.items()}
-
     def _families(self, now: float) -> dict[str, list[tuple[Labels, float]]]:
         job = {"launcher": self._launcher, "version": __version__}
         phases = [({"phase": phase}, float(phase == self._phase)) for phase in _PHASES]
-        spent = self._spent_until(self._ended_at or now)
+        spent = self._before.with_round(self._time, self._ended_at or now)
         found: dict[str, list[tuple[Labels, float]]] = {
             "distboot_job": [(job, 1.0)],
             "distboot_phase": list(phases),
             "distboot_ranks": list(self._ranks()),
             "distboot_round": [({}, self._round)],
             "distboot_restarts": [({}, self._round)],
-            "distboot_spent_seconds": [({"on": name}, value) for name, value in spent.items()],
+            "distboot_spent_seconds": [
+                ({"on": name}, value) for name, value in spent.by_kind().items()
+            ],
             "distboot_late_ranks": [({}, len(self._late))],
             "distboot_late_seconds": list(self._waited_for(now)),
             "distboot_stop_requests": [({}, self._stops)],
@@ -266,9 +217,9 @@ class Metrics:
     def _ranks(self) -> Iterator[tuple[Labels, float]]:
         failed = [code for code in self._codes.values() if code != 0]
         numbers = {
-            "expected": self._world_size,
+            "expected": self._time.world_size,
             "joined": len(self._joined),
-            "missing": self._world_size - len(self._joined),
+            "missing": self._time.world_size - len(self._joined),
             "ended": len(self._codes) - len(failed),
             "failed": len(failed),
         }

@@ -17,7 +17,7 @@ from ..cli.parser import Parser
 from ..job.journal import Journal, read
 from ..rendezvous.protocol import ProtocolError
 from ..report import files
-from ..report.from_journal import report_of, summary_of
+from ..report.from_journal import goodput_of, report_of, summary_of
 
 _HINT = "name a file that --report job.jsonl, or --report job.html beside it, has made"
 # What the details of a damaged event lead to
@@ -46,6 +46,7 @@ def report(arguments: list[str]) -> int:
     try:
         content = report_of(journal)
         summary = summary_of(journal)
+        goodput = goodput_of(journal)
     except _DAMAGED as error:
         raise _not_a_journal(options.journal, f"an event of it is damaged: {error!r}") from None
     if journal.unreadable:
@@ -57,7 +58,8 @@ def report(arguments: list[str]) -> int:
     elif options.html:
         _write_page(options.html, content)
     else:
-        emit("\n".join(_lines(summary, content)))
+        text = [summary, *filter(None, [goodput]), *_lines(content)]
+        emit("\n".join(map(escape_control, text)))
     return 0
 
 
@@ -87,15 +89,15 @@ def _write_page(path: str, content: dict[str, object]) -> None:
         raise DistbootError("output-failed", text, "let --html name another file") from None
 
 
-def _lines(summary: str, content: dict[str, Any]) -> list[str]:
-    """The summary, and of a failure its traceback and what to do."""
-    found = [escape_control(summary)]
+def _lines(content: dict[str, Any]) -> list[str]:
+    """Of a failure its traceback and what to do, and what differs."""
+    found = []
     cause = content["first_failure"] or content["stopped"]
     if cause:
         for line in cause["traceback"].splitlines():
-            found.append(f"  | {escape_control(line)}")
+            found.append(f"  | {line}")
         if cause["hint"]:
-            found.append(f"hint: {escape_control(cause['hint'])}")
+            found.append(f"hint: {cause['hint']}")
     for finding in content["findings"]:
-        found.append(f"differs: {escape_control(finding)}")
+        found.append(f"differs: {finding}")
     return found

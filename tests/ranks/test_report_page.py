@@ -125,6 +125,7 @@ def test_late_ranks_are_marked_with_all_positions(
         ranks=[1],
         text=said,
         stacks=places,
+        seconds=60.0,
     )
     for rank, code in enumerate((1, 143)):
         exit_ = {
