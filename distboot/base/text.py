@@ -114,6 +114,10 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
         except OSError:  # a file in memory
             sys.stderr.write(line)
             return
+        if os.isatty(file):
+            from .terminal import shown  # here, as most jobs have none
+
+            line = shown(line, text, event)
         is_line_open = False
         _write_in_time(file, line.encode(errors="backslashreplace"))
 

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DistbootError as error:
         # If standard error is full or closed, the exit code is all that there is
         with suppress(OSError, AttributeError):
-            write(sys.stderr, printed(error))
+            write(sys.stderr, _colored(printed(error)))
         from ..agent import platform_log  # here, as it is rarely needed
 
         platform_log.write(str(error))
@@ -39,6 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
+
+
+def _colored(text: str) -> str:
+    """The lines of an error, with its first one in color on a terminal."""
+    if not sys.stderr.isatty():
+        return text
+    from ..base.terminal import painted  # here, as most processes have none
+
+    first, line_end, rest = text.partition("\n")
+    return f"{painted(first, 'error')}{line_end}{rest}"
 
 
 def _exit_on_signals() -> None:

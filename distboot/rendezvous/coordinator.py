@@ -44,7 +44,6 @@ from ..base.text import (
     without_mapping,
 )
 from ..host import FRAMEWORK
-from ..host.network import LEAST_PROGRESS, PROGRESS
 from .connection_pool import (
     Connection,
     ConnectionPool,
@@ -69,6 +68,7 @@ from .messages import (
     WorkerInfo,
     as_problem,
 )
+from .progress import progress
 from .protocol import (
     HEADER,
     VERSION,
@@ -84,7 +84,6 @@ _LINGER = 0.5  # seconds for which ranks that come after a failure are told of i
 # Seconds; beyond that logs cannot be compared and credentials expire early
 _MOST_SKEW = 30.0
 _MOST_GROUPS = 4  # groups of ranks that one fact names
-_FIRST_LINE = 1.0  # seconds before the first line about missing ranks
 _HINT_AT_FRAMEWORKS = (
     "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
 )
@@ -223,28 +222,22 @@ class Coordinator:
         return DistbootError("missing-rank", text, hint)
 
     def _gather(self) -> None:
-        """Wait for all ranks, and print now and then which are missing."""
-        next_line = time.monotonic() + _FIRST_LINE
-        interval = PROGRESS
-        printed = ""
-        while not self.table.is_complete:
-            self._wanted()
-            now = time.monotonic()
-            if now >= self._end:
-                raise self._missing()
-            if now >= next_line:
-                progress = self._progress()
-                if progress == printed:
-                    interval = min(interval * 2, LEAST_PROGRESS)
-                else:
-                    interval = PROGRESS
-                next_line = now + interval
-                printed = progress
-                self._say(f"{progress}; giving up in {self._end - now:.0f} s", event="waiting")
-            try:
-                self.pool.poll(min(self._end, next_line) - now)
-            except OutOfFilesError as error:
-                raise self._too_few_files(error) from None
+        """Wait for all ranks, and show now and then which are missing."""
+        shown = progress(self._say)
+        try:
+            while not self.table.is_complete:
+                self._wanted()
+                now = time.monotonic()
+                if now >= self._end:
+                    raise self._missing()
+                if now >= shown.due:
+                    shown.show(len(self.table.records), self._progress(), self._end - now)
+                try:
+                    self.pool.poll(max(min(self._end, shown.due) - now, 0.0))
+                except OutOfFilesError as error:
+                    raise self._too_few_files(error) from None
+        finally:
+            shown.close()
 
     def _progress(self) -> str:
         table = self.table
