@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
     `options` has one option a line, `"--name VALUE  help"`, without VALUE for a switch; an indented
     line continues the one before, and any other line is the title of a group. `more` has, by
     option, further arguments of `add_argument`; `hints`, by an option that is none, what to do
-    instead. Every command has `--launcher`.
+    instead. Every command that detects this process has `--launcher`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Parser(argparse.ArgumentParser):
         more: Mapping[str, Any] = {},
         usage: str | None = None,
         hints: Mapping[str, str] = {},
+        detects: bool = True,
     ) -> None:
         super().__init__(
             prog=f"python -m distboot {command}",
@@ -46,8 +47,9 @@ class Parser(argparse.ArgumentParser):
         )
         self._hints = hints
         add = self.add_argument
-        launcher = option_help("DISTBOOT_LAUNCHER")
-        for entry in _NEXT_LINE.split(f"{launcher}\n{options}".strip()):
+        if detects:
+            options = f"{option_help('DISTBOOT_LAUNCHER')}\n{options}"
+        for entry in filter(None, _NEXT_LINE.split(options.strip())):
             option, _, text = entry.partition("  ")
             if not text:
                 add = self.add_argument_group(entry).add_argument

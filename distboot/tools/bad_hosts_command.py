@@ -16,6 +16,7 @@ def badhosts(arguments: list[str]) -> int:
     parser = Parser(
         "badhosts",
         "Print the hosts of a file of bad hosts, with commas: srun --exclude=$(distboot badhosts).",
+        detects=False,
     )
     parser.add_argument(
         "file",

@@ -54,7 +54,7 @@ _HOW = (
 
 def completion(arguments: list[str]) -> int:
     """The command `completion`."""
-    parser = Parser("completion", _HOW)
+    parser = Parser("completion", _HOW, detects=False)
     parser.add_argument("shell", choices=tuple(_SHELLS))
     options = parser.parse_args(arguments)
     text = _SHELLS[options.shell].format(

@@ -36,6 +36,7 @@ def report(arguments: list[str]) -> int:
     parser = Parser(
         "report",
         "Print how a job ended, from its journal: the file job.jsonl that --report makes.",
+        detects=False,
     )
     parser.add_argument("journal", metavar="job.jsonl", help="the journal")
     form = parser.add_mutually_exclusive_group()

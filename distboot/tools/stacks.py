@@ -28,7 +28,9 @@ _WHERE = (
 def stacks(arguments: list[str]) -> int:
     """The command `stacks`."""
     parser = Parser(
-        "stacks", "Print where all ranks of a job on this host are: their Python stacks, folded."
+        "stacks",
+        "Print where all ranks of a job on this host are: their Python stacks, folded.",
+        detects=False,
     )
     parser.add_argument(
         "--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job"

@@ -100,7 +100,20 @@ def test_script_without_them_is_left_alone(run: Run) -> None:
     )
     assert code == 0, output
     assert list(rows) == ["mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1"]
-    assert len(output.splitlines()) == 1 + len(rows), output
+    running = [line for line in output.splitlines() if line.startswith("distboot: trying ")]
+    assert running[1] == "distboot: trying mpirun 2x2 (2 of 5) …"
+    assert len(output.splitlines()) == 1 + len(rows) + len(running), output
+
+
+def test_quiet_prints_only_what_is_wrong(run: Run) -> None:
+    fails = "import os, sys\nsys.exit(int(os.environ['WORLD_SIZE']) - 1)\n"
+    shapes = ("--as", "mpirun 1x1", "--as", "mpirun 1x2")
+    command = (sys.executable, "-m", "distboot", "try", "-q", *shapes, "train.py")
+    done = run(*command, train=fails, timeout=200)
+    assert done.returncode == 1
+    assert done.stdout.startswith("mpirun 1x2  no ")
+    assert "1x1" not in done.stdout
+    assert done.stderr == ""
 
 
 # 1 on each rank, as no mpirun has started it
