@@ -13,7 +13,7 @@ by the `heartbeat` of each `peer_connection`. What a script leaves behind when i
 (`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.
 
 Where that is wanted, rank 0's agent writes each event when it happens (`event_files`: `journal`,
-`metrics_file`).
+`metrics_file`, `kubeflow_status`).
 
 The folder is the only one with sockets, pipes and signals after the rendezvous.
 """

@@ -1,4 +1,4 @@
-"""The files in which rank 0's agent keeps what happens in its job: the journal, and the metrics."""
+"""Where rank 0's agent writes what happens in its job: the journal, metrics, a platform's status."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..rendezvous.events import Event
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .journal import Journal
-    from .metrics_file import MetricsFile
+    from .state_writer import StateWriter
 
 
 class EventFiles:
     """All files; each takes an event without waiting for its file system."""
 
     def __init__(self, settings: SupervisionSettings, who: str | None) -> None:
-        self._files: list[Journal | MetricsFile] = []
-        self._metrics: MetricsFile | None = None
+        self._files: list[Journal | StateWriter] = []
+        self._states: list[StateWriter] = []
         if settings.report is not None:
             from .journal import opened_beside  # here, as most jobs have none
 
@@ -29,8 +29,12 @@ class EventFiles:
         if settings.metrics is not None:
             from .metrics_file import MetricsFile
 
-            self._metrics = MetricsFile(settings.metrics, who)
-            self._files.append(self._metrics)
+            self._states.append(MetricsFile(settings.metrics, who))
+        if settings.kubeflow:
+            from .kubeflow_status import KubeflowStatus, StatusServer
+
+            self._states.append(KubeflowStatus(StatusServer(*settings.kubeflow), who))
+        self._files += self._states
         atexit.register(self.close)  # also where the ranks do not meet
 
     def record(self, event: Event) -> None:
@@ -39,14 +43,14 @@ class EventFiles:
 
     def start_failed(self, error: BaseException) -> None:
         """The ranks have not met. The journal learns it from the process that starts."""
-        if self._metrics is not None:
-            event = Event(
-                time.time(),
-                None,
-                "start_failed",
-                {"text": first_line(error)},
-            )
-            self._metrics.record(event)
+        event = Event(
+            time.time(),
+            None,
+            "start_failed",
+            {"text": first_line(error)},
+        )
+        for state in self._states:
+            state.record(event)
 
     def close(self) -> None:
         atexit.unregister(self.close)

@@ -275,6 +275,14 @@ SETTINGS = (
         "missing and late ranks, restarts, where the time went",
         page="../how-to/metrics.md",
     ),
+    Setting(
+        "DISTBOOT_KUBEFLOW_STATUS",
+        "`0`: do not tell Kubeflow Trainer the state of its TrainJob, where it has set "
+        "`KUBEFLOW_TRAINER_SERVER_URL`",
+        default="1",
+        read=readers.switch,
+        page="../how-to/metrics.md",
+    ),
 )
 
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
@@ -283,6 +291,7 @@ KNOWN = (*_BY_VARIABLE, *INTERNAL, *RANK)
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _SIMILAR_BEGINNINGS = ("DISTBOOT", "MASTER", "WORLD")
+_OF_KUBEFLOW = ("URL", "CA_CERT", "TOKEN")
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
 
 
@@ -328,6 +337,8 @@ class SupervisionSettings(NamedTuple):
     bad_hosts: str | None = None  # file of bad hosts, absolute
     check: str = "off"  # of all nodes before the start: off, warn or stop
     metrics: str | None = None  # file for the metrics of the job, absolute
+    # URL, certificate and token of the server for the status of a TrainJob; empty: none
+    kubeflow: tuple[str, ...] = ()
 
     @property
     def checks(self) -> bool:
@@ -336,8 +347,8 @@ class SupervisionSettings(NamedTuple):
 
     @property
     def keeps_events(self) -> bool:
-        """Whether rank 0's agent writes what happens: the journal, or metrics."""
-        return any((self.report, self.metrics))
+        """Whether rank 0's agent writes what happens: the journal, metrics, a platform's status."""
+        return any((self.report, self.metrics, self.kubeflow))
 
     @property
     def stalls_after(self) -> float:
@@ -369,7 +380,17 @@ def supervision_settings(
         bad_hosts=_file_of("DISTBOOT_BAD_HOSTS_FILE", environ),
         check=value_of("DISTBOOT_CHECK", environ, check),
         metrics=_file_of("DISTBOOT_METRICS", environ),
+        kubeflow=_kubeflow(environ),
     )
+
+
+def _kubeflow(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """URL, file of the certificate and file of the token; see `agent/kubeflow_status`."""
+    found = tuple(environ.get(f"KUBEFLOW_TRAINER_SERVER_{name}", "") for name in _OF_KUBEFLOW)
+    is_wanted = value_of("DISTBOOT_KUBEFLOW_STATUS", environ)
+    if not all((is_wanted, *found)):
+        return ()
+    return found
 
 
 def _file_of(variable: str, environ: Mapping[str, str], given: str | None = None) -> str | None:

@@ -217,7 +217,8 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
     if unused is not None:
         settings = settings._replace(unused=unused.found)
     if options.exec:
-        settings = settings._replace(detects=False, report=None, check="off", metrics=None)
+        settings = settings._replace(detects=False, report=None, check="off")
+        settings = settings._replace(metrics=None, kubeflow=())
     return settings
 
 

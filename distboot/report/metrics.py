@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 
-from ..base.text import escape_control
+from ..base.text import escape_control, ranges
 from ..base.version import __version__
 from ..rendezvous.events import Event, Kind
 from .spent import FAILURES, RoundTime, Spent
@@ -90,6 +90,27 @@ class Metrics:
             for labels, value in rows:
                 lines.append(f"{name}{suffix}{_labels(labels)} {value:.15g}")
         return "\n".join([*lines, "# EOF", ""])
+
+    def in_short(self) -> dict[str, str]:
+        """The state in words, which change only when something happens; empty: all is well."""
+        if self._phase == "ended":
+            return {}
+        size = self._time.world_size
+        found = {
+            "distboot_phase": self._phase,
+            "distboot_joined": f"{len(self._joined)} of {size}",
+        }
+        missing = sorted(set(range(size)).difference(self._joined))
+        texts = {
+            "distboot_missing": ranges(missing),
+            "distboot_late": ranges(sorted(self._late)),
+            "distboot_restarts": str(self._round or ""),
+            "distboot_first_failure": str(self._failure.get("text", "")),
+        }
+        for name, text in texts.items():
+            if text:
+                found[name] = escape_control(text)
+        return found
 
     # A round
 

@@ -1,0 +1,78 @@
+"""Rank 0's agent tells the state of its job elsewhere, from its events (`report/metrics`).
+
+A thread does it, so that nobody waits for a slow file system or network. Events that come together
+are told together, and the last state when the job ends.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..base.text import log_line
+from ..base.threads import start_without_signals
+from ..rendezvous.events import Event
+from ..report.metrics import Metrics
+
+
+class StateWriter:
+    """What tells the state; a subclass says how."""
+
+    what = ""  # for the warning that it is told no more
+    between = 0.0  # seconds between two times, at least
+    refresh: float | None = None  # seconds after which it is told again; None: if it is new
+    last = 0.0  # seconds for the end of the job to be told
+
+    def __init__(self, who: str | None) -> None:
+        self._who = who
+        self._metrics = Metrics()
+        self._is_new = False  # whether an event is not told yet
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = start_without_signals("distboot-state", self._work)
+
+    def record(self, event: Event) -> None:
+        """Let an event count; it is told soon."""
+        with self._changed:
+            self._metrics.take(event)
+            self._is_new = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Tell the end, as far as time allows."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(self.last)
+
+    def text(self, metrics: Metrics) -> str:
+        """What is to be told now; empty: nothing."""
+        raise NotImplementedError
+
+    def write(self, text: str) -> None:
+        """Tell it; `OSError`: nothing more is told, and the job goes on."""
+        raise NotImplementedError
+
+    def _work(self) -> None:
+        try:
+            is_last = False
+            while not is_last:
+                self._wait()
+                with self._changed:
+                    text = self.text(self._metrics)
+                    self._is_new = False
+                    is_last = self._is_closing
+                if text:
+                    self.write(text)
+        except OSError as error:
+            why = error.strerror or str(error)
+            log_line(self._who, f"warning: {self.what}: {why}")
+
+    def _wait(self) -> None:
+        """Wait until something is to be told."""
+        with self._changed:
+            self._changed.wait_for(self._has_work, self.refresh)
+            # Events come in groups
+            self._changed.wait_for(lambda: self._is_closing, self.between)
+
+    def _has_work(self) -> bool:
+        return any((self._is_new, self._is_closing))
