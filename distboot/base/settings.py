@@ -291,7 +291,11 @@ KNOWN = (*_BY_VARIABLE, *INTERNAL, *RANK)
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _SIMILAR_BEGINNINGS = ("DISTBOOT", "MASTER", "WORLD")
-_OF_KUBEFLOW = ("URL", "CA_CERT", "TOKEN")
+_OF_KUBEFLOW = (
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+)
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
 
 
@@ -386,7 +390,7 @@ def supervision_settings(
 
 def _kubeflow(environ: Mapping[str, str]) -> tuple[str, ...]:
     """URL, file of the certificate and file of the token; see `agent/kubeflow_status`."""
-    found = tuple(environ.get(f"KUBEFLOW_TRAINER_SERVER_{name}", "") for name in _OF_KUBEFLOW)
+    found = tuple(environ.get(name, "") for name in _OF_KUBEFLOW)
     is_wanted = value_of("DISTBOOT_KUBEFLOW_STATUS", environ)
     if not all((is_wanted, *found)):
         return ()
