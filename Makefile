@@ -8,6 +8,9 @@ VENV ?= .venv
 TORCH_INDEX ?=
 TORCH ?= torch==2.13.0
 ARGS ?=
+# For `make dist`: the address of the repository, and the tag of a release
+URL ?=
+TAG ?=
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
@@ -15,7 +18,7 @@ RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
 
 .DEFAULT_GOAL = help
-.PHONY: help demo quick test test-all matrix faults hangs pythons lowest newest lint format docs bench gpu clean
+.PHONY: help demo quick test test-all matrix faults hangs pythons lowest newest lint format docs dist bench gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -50,11 +53,14 @@ lowest: $(VENV)/test.stamp ## the tests of the frameworks on the lowest versions
 newest: $(VENV)/test.stamp ## the same on the newest versions that pip finds
 	$(BIN)/python tests/environments.py newest
 
-lint: $(VENV)/lint.stamp ## ruff, ruff format, mypy strict, import-linter
+lint: $(VENV)/lint.stamp ## ruff, ruff format, mypy strict, import-linter, the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --no-progress --quiet .github
 
 format: $(VENV)/lint.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .
@@ -63,6 +69,9 @@ format: $(VENV)/lint.stamp ## let ruff format and mend
 docs: $(VENV)/docs.stamp ## rewrite what the reference says about the code, and make the site of all pages into build/site
 	$(BIN)/python docs/tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/dist.stamp ## sdist and wheel into dist/, and their checks (a release: URL=https://… of the repository, TAG=v…)
+	$(BIN)/python packaging/dist.py $(if $(URL),--url "$(URL)") $(if $(TAG),--tag "$(TAG)")
 
 bench: $(VENV)/test-all.stamp ## measure side by side what is promised and what else there is, for bench/RESULTS.md
 	$(RUN) bench/run.py $(ARGS)
@@ -110,8 +119,8 @@ $(VENV)/test-all.stamp: $(VENV)/test.stamp tests/frameworks/wheels.sh
 	    $(PIP) --quiet --no-deps --upgrade --target $(VENV)/horovod-gloo "$$wheels"/horovod-gloo/*.whl; }
 	@touch $@
 
-# No framework is needed for these two.
-$(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/%.stamp: pyproject.toml | $(VENV)/bin/python
+# No framework is needed for these.
+$(VENV)/lint.stamp $(VENV)/docs.stamp $(VENV)/dist.stamp: $(VENV)/%.stamp: pyproject.toml | $(VENV)/bin/python
 	@echo "distboot: installing the tools of make $*"
 	$(PIP) --quiet -e ".[$*]"
 	@touch $@

@@ -86,7 +86,9 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
 
 
 def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
-    folders = {"distboot", "tests", "examples", "bench", "docker", "docs", ".ci"}
+    folders = {
+        *("distboot", "tests", "examples", "bench", "docker", "docs", "packaging", ".ci", ".github")
+    }
     files = {
         "Makefile",
         "LICENSE",
