@@ -2,6 +2,7 @@
 
     python tests/environments.py here [ARGUMENTS OF PYTEST]       `make test-all`: in the Python that this runs in
     python tests/environments.py pythons [ARGUMENTS OF PYTEST]    `make pythons`: 3.10 to 3.13, without any framework
+    python tests/environments.py alone                            the first part of it: nothing but the wheel there
     python tests/environments.py lowest                           `make lowest`: the lowest that pyproject.toml allows
     python tests/environments.py newest                           `make newest`: the newest that pip finds
 
@@ -58,6 +59,12 @@ QUICK = (
     "threads",
     "wrapper",
 )
+
+_SCRIPT = """
+import distboot
+ctx = distboot.init("none")
+ctx.barrier()
+"""
 
 
 @dataclass(frozen=True)
@@ -289,6 +296,30 @@ def write(rows: Sequence[str]) -> None:
     )
 
 
+def alone(wanted: Environment, wheel: Path) -> bool:
+    """Whether `distboot try` runs a script where nothing but the wheel is installed."""
+    python = interpreter(wanted.python)
+    if python is None:
+        return True  # `tried` reports it
+    with tempfile.TemporaryDirectory(prefix="distboot-alone-") as scratch:
+        folder = Path(scratch)
+        subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
+        install(str(folder / "venv" / "bin" / "python"), wheel)
+        (folder / "train.py").write_text(_SCRIPT)
+        done = subprocess.run(
+            [folder / "venv" / "bin" / "distboot", "try", "train.py"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    passed = done.returncode == 0
+    text = "distboot try ended well" if passed else f"distboot try failed:\n{done.stdout}"
+    print(f"distboot: the wheel alone on Python {wanted.python}: {text}", flush=True)
+    return passed
+
+
 def here(arguments: Sequence[str]) -> int:
     sdist, wheel = build(ROOT / "dist")
     try:
@@ -309,17 +340,19 @@ def main(which: str, arguments: Sequence[str]) -> int:
         return here(arguments)
     own = "{}.{}".format(*sys.version_info)  # which `make test-all` runs everything on
     others = [each for each in PYTHONS if each.python != own]
-    environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]
+    environments = {"pythons": others, "alone": [], "lowest": LOWEST, "newest": NEWEST}[which]
+    empty = PYTHONS if which in ("pythons", "alone") and not arguments else []
     with (
         tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder,
         ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
         sdist, wheel = build(Path(folder))
+        started = list(pool.map(lambda one: alone(one, wheel), empty))
         found = pool.map(lambda one: list(tried(one, sdist, wheel, arguments)), environments)
         rows = list(itertools.chain.from_iterable(found))
-    if which != "pythons" and not arguments:
+    if which in ("lowest", "newest") and not arguments:
         write([text for text, _ in rows])
-    return 0 if all(passed for _, passed in rows) else 1
+    return 0 if all([*started, *(passed for _, passed in rows)]) else 1
 
 
 if __name__ == "__main__":

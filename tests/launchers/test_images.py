@@ -68,6 +68,13 @@ def test_image_is_little_more_than_its_base(podman: Podman, image: str, dockerfi
     (config,) = json.loads(podman("image", "inspect", built).stdout)
     assert config["Config"]["Entrypoint"] == ["python", "-m", "distboot", "run", "--"]
     assert (config["Config"]["User"], config["Config"].get("Cmd") or []) == ("1000", [])
+    of_oci = {
+        name.rpartition(".")[2]: text
+        for name, text in config["Config"]["Labels"].items()
+        if name.startswith("org.opencontainers.image.")
+    }
+    assert (of_oci["title"][:13], of_oci["licenses"]) == ("distboot for ", "Apache-2.0")
+    assert {"description", "source", "revision", "version"} <= of_oci.keys()
     *layers, base = history(podman, built)
     added = sum(int(str(layer["size"])) for layer in layers)
     assert int(str(base["size"])) > 100e6, "the last line is the base"
