@@ -3,10 +3,10 @@
     python packaging/dist.py [--url URL] [--tag TAG]
 
 The sources do not name the address of their repository. A package index shows README.md on a page of its own, where
-its relative links lead nowhere. With --url, the sdist gets `[project.urls]`, and the links of its README.md lead to the
-files of this version in that repository. The wheel is built from that sdist alone, so that the sdist that is published
-gives the wheel that is published. With --tag, nothing is built unless the tag, the version, the changelog and the
-commit agree. Times in the archives are SOURCE_DATE_EPOCH, or else that of the commit.
+its relative links lead nowhere. With --url, the sdist gets `[project.urls]`, and for the index a copy of README.md
+whose links lead to the files of this version in that repository. The wheel is built from that sdist alone, so that
+the sdist that is published gives the wheel that is published. With --tag, nothing is built unless the tag, the
+version, the changelog and the commit agree. Times in the archives are SOURCE_DATE_EPOCH, or else that of the commit.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+README = "packaging/README.md"  # for the index, in the sdist of a release alone
 PICTURES = (".png", ".svg", ".gif", ".jpg")
 # The target of a link: [text](target), ![text](target); none of these texts is code in README.md.
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
@@ -58,8 +59,8 @@ def with_absolute_links(text: str, url: str, ref: str) -> str:
     return _LINK.sub(absolute, text)
 
 
-def with_urls(pyproject: str, url: str, ref: str) -> str:
-    """The pyproject.toml with the addresses of the repository."""
+def for_an_index(pyproject: str, url: str, ref: str) -> str:
+    """The pyproject.toml with the addresses of the repository, and the other README.md."""
     urls = {
         "Repository": url,
         "Documentation": f"{url}/tree/{ref}/docs",
@@ -67,10 +68,14 @@ def with_urls(pyproject: str, url: str, ref: str) -> str:
         "Issues": f"{url}/issues",
     }
     table = "".join(f'{name} = "{address}"\n' for name, address in urls.items())
-    assert pyproject.count("\n[project.scripts]\n") == 1
-    return pyproject.replace(
-        "\n[project.scripts]\n", f"\n[project.urls]\n{table}\n[project.scripts]\n"
-    )
+    changes = {
+        '\nreadme = "README.md"\n': f'\nreadme = "{README}"\n',
+        "\n[project.scripts]\n": f"\n[project.urls]\n{table}\n[project.scripts]\n",
+    }
+    for old, new in changes.items():
+        assert pyproject.count(old) == 1, old
+        pyproject = pyproject.replace(old, new)
+    return pyproject
 
 
 def repository(text: str) -> str:
@@ -121,10 +126,10 @@ def build(url: str | None, folder: Path) -> tuple[Path, Path]:
             ref = f"v{version()}"
             plain = _build("sdist", ROOT, Path(scratch) / "plain")
             source = _unpacked(plain, Path(scratch) / "source")
-            readme = source / "README.md"
-            readme.write_text(with_absolute_links(readme.read_text(), url, ref))
+            readme = (source / "README.md").read_text()
+            (source / README).write_text(with_absolute_links(readme, url, ref))
             pyproject = source / "pyproject.toml"
-            pyproject.write_text(with_urls(pyproject.read_text(), url, ref))
+            pyproject.write_text(for_an_index(pyproject.read_text(), url, ref))
         sdist = _build("sdist", source, folder)
         wheel = _build("wheel", _unpacked(sdist, Path(scratch) / "again"), folder)
     return sdist, wheel

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import zipfile
 from importlib import metadata
@@ -109,8 +110,10 @@ def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
 
 
 def test_anybody_builds_the_same_bytes_from_the_sdist(
-    sdist: Path, wheel: Path, tmp_path: Path
+    sdist: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with tarfile.open(sdist) as archive:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(archive.getmembers()[0].mtime)))
     (tmp_path / "elsewhere").mkdir()
     again = unpacked(sdist, tmp_path / "elsewhere")
     for path in again.rglob("*"):
@@ -130,7 +133,10 @@ def said(wheel: Path) -> Any:
 def test_metadata(said: Any) -> None:
     assert (said.name, str(said.version)) == ("distboot", distboot.__version__)
     assert (said.license_expression, str(said.requires_python)) == ("Apache-2.0", ">=3.10")
-    assert said.description == (ROOT / "README.md").read_text()
+    (readme,) = re.findall(
+        r'^readme = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert said.description == (ROOT / readme).read_text()
     assert [each for each in said.requires_dist if each.marker is None] == [], (
         "the core has no dependency"
     )
