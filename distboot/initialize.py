@@ -24,7 +24,7 @@ from .script.mentions import mentions_preempted
 from .startup import bound_cpus
 from .startup.exit_report import report_error_at_exit, report_exception_at_exit
 from .startup.meeting import Call, meeting, met_in_wrapper
-from .startup.refusals import refuse_process, refuse_spawned
+from .startup.refusals import refuse_process, refuse_ray_worker, refuse_spawned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def _new(options: frameworks.Options, launcher: str | None, join_timeout: float)
     placement = detect_here(os.environ, launcher=launcher)
     if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
         refuse_spawned(placement)
+        refuse_ray_worker(placement)
     supervision = settings.supervision_settings(os.environ)
     with with_rank(placement.who):
         context, session = _start(Call(placement, options, join_timeout, supervision, launcher))

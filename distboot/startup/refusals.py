@@ -48,3 +48,35 @@ def refuse_spawned(placement: Placement) -> None:
             "mp.spawn; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process before "
             "init(); or DISTBOOT_LAUNCHER=none where each is to be alone",
         )
+
+
+def refuse_ray_worker(placement: Placement) -> None:
+    """Refuse a worker of Ray Train without a rank: each of them would be rank 0 of 1.
+
+    TorchTrainer sets RANK and its like in each worker. DataParallelTrainer sets nothing, and only
+    Ray's own context has the number of workers (ray 2.60, ray/train/v2/api/context.py).
+    """
+    if placement.has_launcher:
+        return
+    world_size = _ray_workers()
+    if world_size > 1:
+        raise DistbootError(
+            "not-alone",
+            f"no launcher numbers this process, and Ray Train says that it is one of {world_size} "
+            "workers",
+            "use TorchTrainer with distboot.init('none'); or set RANK and WORLD_SIZE from "
+            "ray.train.get_context(), and MASTER_ADDR and MASTER_PORT, in each worker before "
+            "init(); or DISTBOOT_LAUNCHER=none where each is to be alone",
+        )
+
+
+def _ray_workers() -> int:
+    """The workers of the training function of Ray Train that this process runs; 1: it runs none."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return 1
+    try:
+        world_size: int = train.get_context().get_world_size()
+    except RuntimeError:  # outside of a training function
+        return 1
+    return world_size

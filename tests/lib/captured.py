@@ -63,6 +63,7 @@ _LAUNCHERS = {
     "lightning": "torchrun",
     "mvapich": "mvapich",
     "plain-python": "single",
+    "ray": "torch",
     "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
     "slurm-interactive": "single",
     "slurm-salloc-22.05.8/salloc_shell": "single",

@@ -222,6 +222,40 @@ _NUMBERS = (
 _STARTS = [(), ("-m", "distboot")]
 
 
+# What a worker of Ray Train finds in its process: test_inside_platforms.py has the real one.
+_IN_RAY = """
+import sys, types
+def get_context():
+    if size is None:
+        raise RuntimeError("`get_context` cannot be used outside of a Ray Train training function.")
+    return types.SimpleNamespace(get_world_size=lambda: size)
+size = {size}
+sys.modules["ray.train"] = types.SimpleNamespace(get_context=get_context)
+import distboot
+try:
+    print(distboot.init("none").world_size)
+except distboot.DistbootError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "env", "printed"),
+    [
+        (2, {}, "not-alone"),
+        (2, {"DISTBOOT_LAUNCHER": "none"}, "1"),
+        (1, {}, "1"),
+        (None, {}, "1"),
+    ],
+    ids=str,
+)
+def test_worker_of_ray_is_no_world(
+    run: Run, size: int | None, env: dict[str, str], printed: str
+) -> None:
+    result = run(sys.executable, "train.py", train=_IN_RAY.format(size=size), env=env)
+    assert (result.returncode, result.stdout) == (0, f"{printed}\n"), result.stderr
+
+
 @pytest.mark.parametrize(
     ("method", "before"),
     [

@@ -25,6 +25,7 @@ from distboot import DistbootError, Placement, detect
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
 _ENOUGH = {name: [tuple(map(str, one.numbers[:2]))] for name, one in LAUNCHERS.items()}
 _ENOUGH["slurm"].append(("SLURM_PROCID", "SLURM_NTASKS"))
+_ENOUGH["torch"] = [("RANK", "WORLD_SIZE")]  # its record reads them by itself
 
 # Where a rank may have a wrong number, as nothing is left that shows it, and the ranks refuse each other at the latest.
 _SHOWN_BY_THE_OTHERS = {
