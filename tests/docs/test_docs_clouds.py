@@ -1,4 +1,6 @@
-"""The jobs of docs/how-to/another-cloud.md: the command of each is started twice here, as on two nodes.
+"""The jobs of docs/how-to/another-cloud.md, and of platforms with pages of their own, are started here.
+
+The command of each is started twice, as on two nodes.
 
 Each of the two gets the variables that the platform sets on a node, after its documentation or its sources. There are
 two CPUs and no network, so that a node has two ranks instead of eight, and both are at 127.0.0.1.
@@ -18,8 +20,16 @@ import yaml
 from hosts import side_by_side
 from pages import Block, blocks
 
+from distboot import DistbootError, detect
+
 PAGE = "docs/how-to/another-cloud.md"
 ON_PAGE = [block for block in blocks() if block.page == PAGE]
+# Those that have a page of their own
+PAGES = {
+    "SkyPilot": "docs/how-to/skypilot.md",
+    "LeaderWorkerSet": "docs/how-to/leaderworkerset.md",
+    "JobSet": "docs/how-to/jobset.md",
+}
 TRAIN = """
 import json, os
 names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS",
@@ -125,7 +135,10 @@ def _trainjob(node: int, port: int) -> dict[str, str]:
 
 
 def _block(section: str, language: str) -> Block:
-    (block,) = [each for each in ON_PAGE if (each.section, each.language) == (section, language)]
+    on_page = ON_PAGE
+    if section in PAGES:
+        on_page = [each for each in blocks() if each.page == PAGES[section]]
+    (block,) = [each for each in on_page if (each.section, each.language) == (section, language)]
     return block
 
 
@@ -214,7 +227,9 @@ def test_job_of_two_nodes_is_one(
 def test_jax_processes_of_a_trainjob_are_kept(
     clean_env: dict[str, str], tmp_path: Path, port: int
 ) -> None:
-    trainer = _yaml("Kubeflow Trainer")["spec"]["trainer"]
+    page = "docs/how-to/kubeflow-trainer.md"
+    (block,) = [each for each in blocks("yaml") if (each.page, each.section) == (page, "JAX")]
+    trainer = yaml.safe_load(block.text)["spec"]["trainer"]
     assert trainer["numNodes"] == 2
     found = _run(_of_container(trainer), _trainjob, clean_env, tmp_path, port)
     seen = [(each["JAX_PROCESS_ID"], each["JAX_NUM_PROCESSES"]) for each in found]
@@ -256,3 +271,23 @@ def test_count_per_node_is_that_of_the_gpus() -> None:
     for container in (*containers, *(pool["containerSpec"] for pool in _pools())):
         assert "--nproc-per-node=8" in container["command"]
     assert {*gpus, *machines} == {8}
+
+
+def test_jobset_of_one_pod_a_job_needs_the_index() -> None:
+    environ = {**_jobset(0, 29500), "MASTER_ADDR": "train-node-0-0.train"}
+    assert detect(environ).rank == 0  # as in every pod
+    assert (detect({**environ, "NODE_RANK": "1"}).rank, detect(environ).world_size) == (1, 2)
+    del environ["NNODES"], environ["MASTER_ADDR"]
+    assert detect({**environ, "JOB_COMPLETION_INDEX": "1"}).world_size == 1
+
+
+def test_setup_of_skypilot_is_refused() -> None:
+    """What `setup` has, by sky/backends/cloud_vm_ray_backend.py of skypilot 0.14.1."""
+    environ = {
+        "SKYPILOT_SETUP_NODE_RANK": "1",
+        "SKYPILOT_SETUP_NODE_IPS": "10.0.0.4\n10.0.0.5",
+        "SKYPILOT_SETUP_NUM_GPUS_PER_NODE": "8",
+        "SKYPILOT_TASK_ID": "sky-2026-11-06-21-18-31-563597_train_1",
+    }
+    with pytest.raises(DistbootError, match="not-alone"):
+        detect(environ)

@@ -74,6 +74,7 @@ RETRIES = "docs/reference/exit-codes.md"
 RESTARTS = "docs/how-to/restarts.md"
 MESHES = "docs/how-to/service-meshes.md"
 CLOUDS = "docs/how-to/another-cloud.md"
+TRAINER = "docs/how-to/kubeflow-trainer.md"
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
@@ -187,7 +188,8 @@ def test_pytorchjob() -> None:
 
 
 def test_trainjob() -> None:
-    job = _of_kind("TrainJob")
+    jobs = [one for page, one in DOCUMENTS if page == TRAINER]
+    (job,) = [one for one in jobs if one["spec"]["runtimeRef"]["name"] == "torch-distributed"]
     trainer = job["spec"]["trainer"]
     assert job["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
     assert ranks_a_node(trainer, trainer["resourcesPerNode"])
