@@ -16,6 +16,8 @@ from tensorflows import QUIET
 # Those that are not run, by page: only their names are looked at.
 NOT_RUN = {
     "docs/how-to/azure-ml-python.md": "test_docs_azure.py does, with Azure's own package",
+    "docs/how-to/ray-train.md": "test_inside_platforms.py does, with two workers",
+    "docs/how-to/databricks.md": "the same, with two ranks",
     "docs/how-to/sagemaker.md": "SageMaker's SDK starts machines: no account here",
 }
 # What the text around a piece presupposes.
@@ -115,6 +117,7 @@ def test_every_name_is_defined(block: Block) -> None:
     tree = ast.parse(_code(block))
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     defined = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    defined |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     defined |= {
         (alias.asname or alias.name).partition(".")[0]
         for node in ast.walk(tree)
