@@ -273,7 +273,7 @@ def test_count_per_node_is_that_of_the_gpus() -> None:
     assert {*gpus, *machines} == {8}
 
 
-def test_jobset_of_one_pod_a_job_needs_the_index() -> None:
+def test_jobset_of_single_pods_needs_an_index() -> None:
     environ = {**_jobset(0, 29500), "MASTER_ADDR": "train-node-0-0.train"}
     assert detect(environ).rank == 0  # as in every pod
     assert (detect({**environ, "NODE_RANK": "1"}).rank, detect(environ).world_size) == (1, 2)
