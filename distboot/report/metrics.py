@@ -2,8 +2,8 @@
 
 `Metrics` takes the events of the job as they happen, of all rounds. It does no io.
 
-The text is that of OpenMetrics 1.0, with gauges and counters only, so that the parser of
-Prometheus's older format takes it, too (node exporter's textfile collector).
+The text is that of OpenMetrics 1.0, with gauges alone, so that it means the same to the parser of
+Prometheus's older format (node exporter's textfile collector): that names counters otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ _HELP = {
     "distboot_first_failure": "The first failure of the last round that failed.",
     "distboot_updated_timestamp_seconds": "When this file was written, in seconds since 1970.",
 }
-_COUNTERS = ("distboot_restarts", "distboot_stop_requests")
 Labels = Mapping[str, object]
 
 
@@ -80,15 +79,10 @@ class Metrics:
         """All metrics; `now` in seconds since the epoch."""
         lines: list[str] = []
         for name, rows in self._families(now).items():
-            kind = "gauge"
-            suffix = ""
-            if name in _COUNTERS:
-                kind = "counter"
-                suffix = "_total"
-            lines.append(f"# TYPE {name} {kind}")
+            lines.append(f"# TYPE {name} gauge")
             lines.append(f"# HELP {name} {_HELP[name]}")
             for labels, value in rows:
-                lines.append(f"{name}{suffix}{_labels(labels)} {value:.15g}")
+                lines.append(f"{name}{_labels(labels)} {value:.15g}")
         return "\n".join([*lines, "# EOF", ""])
 
     def in_short(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ def test_metrics_tell_of_a_restart(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = _lines(path)
     assert 'distboot_job{launcher="distboot"' in "\n".join(lines)
-    assert "distboot_restarts_total 1" in lines
+    assert "distboot_restarts 1" in lines
     assert 'distboot_phase{phase="ended"} 1' in lines
     assert 'distboot_ranks{state="ended"} 2' in lines
     (failure,) = [line for line in lines if line.startswith("distboot_first_failure{")]
