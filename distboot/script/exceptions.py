@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
+    from typing import Any
 
 EXIT = "SystemExit"  # no exception that Python's hook is called for has this type
 # In a file's name; others are the script's own
@@ -283,11 +284,9 @@ def _members(error: BaseException) -> list[BaseException]:
     types = {kind.__name__ for kind in type(error).__mro__}
     if "BaseExceptionGroup" not in types:
         return []
-    found = []
-    for member in _items(error, "exceptions", _MOST_MEMBERS):
-        if isinstance(member, BaseException):
-            found.append(member)
-    return found
+    items = _items(error, "exceptions", _MOST_MEMBERS)
+    members: list[Any] = list(filter(lambda item: isinstance(item, BaseException), items))
+    return members
 
 
 def _items(error: BaseException, name: str, most: int) -> list[object]:
@@ -334,10 +333,7 @@ def _judged(text: str) -> str:
     text = text.lower()
     if _QUOTED.lower() not in text:
         return text
-    kept = []
-    for line in text.split("\n"):
-        if not line.startswith("  "):
-            kept.append(line)
+    kept = filter(lambda line: not line.startswith("  "), text.split("\n"))
     return "\n".join(kept)
 
 
@@ -539,10 +535,8 @@ def _quotes(message: str) -> bool:
 
 def _first(lines: list[str]) -> str:
     """The first line that is not empty."""
-    for line in map(str.strip, lines):
-        if line:
-            return line
-    return ""
+    stripped = map(str.strip, lines)
+    return next(filter(None, stripped), "")
 
 
 def last_line(tail: str) -> str:
@@ -574,9 +568,10 @@ def escaped(text: str) -> str:
     """A text in one line."""
     if text.isprintable():
         return text
-    found = []
-    for character in text:
-        if not character.isprintable():
-            character = ascii(character)[1:-1]  # noqa: PLW2901
-        found.append(character)
-    return "".join(found)
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return ascii(character)[1:-1]
