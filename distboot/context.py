@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .base.errors import DistbootError
 from .base.setting_readers import Given, seconds
@@ -18,8 +18,10 @@ from .base.text import (
 )
 from .rendezvous.messages import LONGEST_FAILURE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import torch
+    from mpi4py.MPI import Intracomm
+
     from .script.preemption import Preemption
 
 _AFTER_A_FAILURE = 1.0  # seconds for the other ranks to arrive when the block of this one failed
@@ -128,13 +130,15 @@ class Context:
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)
-    device: Any = None
+    # None for other frameworks. `X | Any` lets an editor show and complete X, and asks no user of the
+    # framework to exclude None; where the framework is not installed, it is Any.
+    device: torch.device | Any = None
     hvd: Any = None
     strategy: Any = None
     task_type: str | None = None
     task_id: int | None = None
-    comm: Any = None
-    local_comm: Any = None
+    comm: Intracomm | Any = None
+    local_comm: Intracomm | Any = None
     _ended: bool = field(default=False, repr=False)
     # Id of a thread -> the block that it is in.
     _inside: dict[int, str | None] = field(default_factory=dict, repr=False)

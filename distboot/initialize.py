@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from .agent.session import Session
+    from .frameworks import Framework, Strategy
 
 _lock = threading.Lock()
 _initializing = 0  # the thread that is in `init`
@@ -52,13 +53,13 @@ _current: _Current | None = None
 
 
 def init(
-    framework: str = "torch",
+    framework: Framework = "torch",
     *,
     backend: str | None = None,
     launcher: str | None = None,
     join_timeout: float | timedelta | None = None,
     timeout: float | timedelta | None = None,
-    strategy: str | None = None,
+    strategy: Strategy | None = None,
     pass_local_rank: bool | None = None,
 ) -> Context:
     """Find this process's place in the job and start the framework. The first line of a script.

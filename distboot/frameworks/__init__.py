@@ -16,10 +16,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
+    from typing import Literal
 
     from ..agent.session import Session
     from ..context import Context
     from ..detection.export import EnvTransaction
+
+    # The keys of FILES, which an editor offers and a type checker compares
+    Framework = Literal[
+        "torch",
+        "deepspeed",
+        "horovod.torch",
+        "horovod.tensorflow",
+        "horovod.keras",
+        "tensorflow",
+        "jax",
+        "mpi",
+        "none",
+    ]
+    # TensorFlow's, in the words of `init`
+    Strategy = Literal["multi_worker_mirrored", "parameter_server", "mirrored", "default"]
 
 # Name of a framework -> the file that starts it, also its name for the wrapper:
 # `--framework horovod`.

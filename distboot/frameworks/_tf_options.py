@@ -19,7 +19,7 @@ MULTI_WORKER = "multi_worker_mirrored"
 PARAMETER_SERVER = "parameter_server"
 MIRRORED = "mirrored"
 DEFAULT = "default"
-_STRATEGIES = (MULTI_WORKER, PARAMETER_SERVER, MIRRORED, DEFAULT)
+STRATEGIES = (MULTI_WORKER, PARAMETER_SERVER, MIRRORED, DEFAULT)
 
 # As in tf.distribute.experimental.CommunicationImplementation
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
@@ -31,10 +31,10 @@ def refuse_options(options: Options, environ: Mapping[str, str]) -> None:
     """Refuse arguments that are wrong in every job with this environment."""
     strategy = options.strategy
     argument = f"strategy={short_repr(strategy)}"
-    if strategy not in (None, *_STRATEGIES):
+    if strategy not in (None, *STRATEGIES):
         raise DistbootError(
             "usage",
-            f"{argument} is not one of {', '.join(_STRATEGIES)}",
+            f"{argument} is not one of {', '.join(STRATEGIES)}",
             _HINT,
         )
     if (options.backend or "auto").lower() not in _IMPLEMENTATIONS:

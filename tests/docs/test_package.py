@@ -80,7 +80,7 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
         names = set(archive.namelist())
     package = {name for name in names if name.startswith("distboot/")}
     assert package == {f"distboot/{name}" for name in _files(source / "distboot")}
-    assert {Path(name).suffix for name in package} == {".py", ".typed", ".html"}
+    assert {Path(name).suffix for name in package} == {".py", ".pyi", ".typed", ".html"}
     assert {"distboot/py.typed", "distboot/report/page.html"} <= package
     of_the_format = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert names - package == {f"{DIST_INFO}/{name}" for name in of_the_format}

@@ -5,12 +5,14 @@ DISTBOOT_WRITE_API=1 make test ARGS=tests/unit/test_api.py; and a line in CHANGE
 """
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import os
 import re
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +28,7 @@ from distboot import (
     DistbootError,
     Placement,
     detect,
+    frameworks,
     init,
 )
 from distboot.base.errors import CODES
@@ -34,6 +37,7 @@ from distboot.cli.commands import COMMANDS
 from distboot.detection.order import LAUNCHERS
 from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.frameworks import FILES
+from distboot.frameworks._tf_options import STRATEGIES
 from distboot.lightning import DistbootEnvironment
 
 TEXT = Path(__file__).parents[1] / "api.txt"
@@ -168,7 +172,9 @@ reveal_type(ctx)  # distboot.context.Context
 reveal_type(ctx.rank)  # int
 reveal_type(ctx.job_id)  # str | None
 reveal_type(ctx.hosts)  # tuple[str, ...]
-reveal_type(ctx.device)  # Any
+reveal_type(ctx.device)  # torch.device | Any
+reveal_type(ctx.device.type)  # str | Any
+reveal_type(ctx.comm)  # Any
 reveal_type(ctx.task_id)  # int | None
 reveal_type(ctx.is_main)  # bool
 reveal_type(ctx.preempted)  # bool
@@ -202,6 +208,8 @@ from distboot import detect, init
 from distboot import nothing  # attr-defined
 
 init(3)  # arg-type
+init("pytorch")  # arg-type
+init("tensorflow", strategy="mirorred")  # arg-type
 init("torch", "nccl")  # call-arg
 init(rank=1)  # call-arg
 init(timeout="long")  # arg-type
@@ -212,6 +220,7 @@ detect().rank_of  # attr-defined
 ctx = distboot.init()
 ctx.is_main = True  # misc
 ctx.barrier(10)  # call-arg
+ctx.device.kind  # union-attr
 with ctx.main_first("long"):  # arg-type
     pass
 ctx.master_addr.port  # attr-defined
@@ -219,7 +228,28 @@ distboot.start()  # attr-defined
 """
 
 
-def _checked(folder: Path) -> dict[str, dict[int, list[str]]]:
+# Of torch, what the programs use
+TORCH = """\
+class device:
+    type: str
+    index: int
+"""
+
+
+def _installed(folder: Path, *, torch: bool) -> Path:
+    """The Python of a user, with distboot as installed."""
+    environment = folder / "environment"
+    venv.create(environment, symlinks=True, with_pip=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "distboot").symlink_to(PACKAGE)
+    if torch:
+        (packages / "torch").mkdir()
+        (packages / "torch" / "__init__.py").write_text(TORCH)
+        (packages / "torch" / "py.typed").touch()
+    return environment / "bin" / "python"
+
+
+def _checked(folder: Path, python: Path) -> dict[str, dict[int, list[str]]]:
     """For each of the programs, by line: what mypy reveals, and the codes of its errors."""
     (folder / "right.py").write_text(RIGHT)
     (folder / "wrong.py").write_text(WRONG)
@@ -228,6 +258,8 @@ def _checked(folder: Path) -> dict[str, dict[int, list[str]]]:
         "-m",
         "mypy",
         "--strict",
+        "--python-executable",
+        str(python),
         "--no-error-summary",
         "--cache-dir",
         str(folder / "cache"),
@@ -255,14 +287,67 @@ def _expected(program: str) -> dict[int, list[str]]:
     return {number: [text] for number, text in enumerate(comments, 1) if text}
 
 
+def _plain(found: dict[int, list[str]]) -> dict[int, list[str]]:
+    """What mypy reveals in the words of a person: a named tuple's fields are spelled out there."""
+    spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]|Any \| (?=Any)")
+    return {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in found.items()}
+
+
 @all_with("mypy")
 def test_right_uses_type_check_and_wrong_ones_fail(tmp_path: Path) -> None:
-    found = _checked(tmp_path)
-    # A named tuple's fields are spelled out.
-    spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")
-    plain = {
-        line: [spelled.sub(r"\1", text) for text in texts]
-        for line, texts in found["right.py"].items()
-    }
-    assert plain == _expected(RIGHT)
+    found = _checked(tmp_path, _installed(tmp_path, torch=True))
+    assert _plain(found["right.py"]) == _expected(RIGHT)
     assert found["wrong.py"] == _expected(WRONG)
+
+
+@all_with("mypy")
+def test_types_hold_where_torch_is_not_installed(tmp_path: Path) -> None:
+    """What is torch's is unknown then, and no error in the program of a user."""
+    found = _checked(tmp_path, _installed(tmp_path, torch=False))
+    expected = _expected(RIGHT)
+    for line, text in enumerate(RIGHT.splitlines(), 1):
+        if "ctx.device" in text:
+            expected[line] = ["Any"]
+    assert _plain(found["right.py"]) == expected
+    without_torch = _expected(WRONG.replace("  # union-attr", ""))
+    assert found["wrong.py"] == without_torch
+
+
+def test_type_checkers_know_every_framework_and_strategy() -> None:
+    aliases = {}
+    for node in ast.walk(ast.parse(Path(frameworks.__file__).read_text())):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+            aliases[ast.unparse(node.targets[0])] = ast.literal_eval(node.value.slice)  # type: ignore[attr-defined]
+    assert aliases == {"Framework": tuple(FILES), "Strategy": STRATEGIES}
+
+
+def test_editors_find_each_name_where_python_does() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == vars(distboot)["_HOMES"]
+
+
+@all_with("jedi")
+def test_editor_shows_arguments_and_completes_names(tmp_path: Path) -> None:
+    jedi = import_module("jedi")
+    project = jedi.Project(tmp_path, sys_path=[str(PACKAGE.parent), *sys.path])
+    calling, of_module, of_context = (
+        jedi.Script(f"import distboot\n{text}", path=tmp_path / f"{name}.py", project=project)
+        for name, text in (
+            ("calling", "distboot.init("),
+            ("of_module", "distboot."),
+            ("of_context", "ctx = distboot.init()\nctx."),
+        )
+    )
+    (shown,) = calling.get_signatures()
+    assert [each.name for each in shown.params] == list(inspect.signature(init).parameters)
+    assert "backend: backend of the process group" in shown.docstring()
+    names = {each.name for each in of_module.complete()}
+    assert names >= set(distboot.__all__) - {"__version__"}
+    members = {each.name for each in of_context.complete()}
+    assert members >= {"rank", "device", "main_first", "preempted"}
