@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import python_page
+
 import distboot
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL
@@ -289,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "platforms that number nodes": _of_nodes,
     "patches": _patches,
     "help": _help,
+    "python": python_page.page,
     "settings": _settings,
     "variables of distboot's own": _internal,
 }

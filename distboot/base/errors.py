@@ -109,12 +109,12 @@ class DistbootError(Exception):
     """The one exception: a stable code, a message and a hint.
 
     Attributes:
-        code: stable kebab-case name, a key of `CODES`.
+        code: stable kebab-case name, for example "join-timeout".
         message: what was found; may have several lines when there are several problems.
         hint: what to do; may be empty.
         exit_code: the exit code of the command for this error.
-        who: this process, as "rank 3"; UNKNOWN_RANK if its environment does not have the rank; None
-            if it is alone.
+        who: this process, as "rank 3"; empty if its environment does not have the rank; None if it
+            is alone.
     """
 
     # Tracebacks and pickles show the public name, not the file that it lives in.

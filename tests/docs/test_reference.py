@@ -1,6 +1,7 @@
 """The reference says what the code says: every table, every code, every variable, every name of the public API."""
 
 import ast
+import inspect
 import itertools
 import re
 from functools import cache
@@ -35,6 +36,7 @@ NO_VARIABLES = {
 }
 
 
+PYTHON_PAGE = load(ROOT / "docs" / "python_page.py")  # which the next one imports
 WRITER = load(ROOT / "docs" / "tables.py")
 
 
@@ -86,11 +88,24 @@ def test_every_variable_is_in_code_and_page() -> None:
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    shown = set(
-        re.findall(r"^::: distboot\.(\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
-    )
-    assert shown == set(distboot.__all__) - {"__version__"}
-    assert "::: distboot.lightning.DistbootEnvironment" in (REFERENCE / "api.md").read_text()
+    page = (REFERENCE / "api.md").read_text()
+    shown = set(re.findall(r"^## distboot\.(\S+)$", page, re.MULTILINE))
+    names = set(distboot.__all__) - {"__version__"}
+    assert shown == names | {"lightning.DistbootEnvironment"}
+
+
+def test_every_part_of_a_signature_is_documented() -> None:
+    """Else an editor shows an argument or an attribute without a word."""
+    methods = [member for _, member in inspect.getmembers(distboot.Context, inspect.isfunction)]
+    public = [member for member in methods if not member.__name__.startswith("_")]
+    for function in (*PYTHON_PAGE.FUNCTIONS, *public):
+        documented = dict(PYTHON_PAGE.parsed(function).sections.get("Args", ()))
+        arguments = set(inspect.signature(function).parameters) - {"self"}
+        assert documented.keys() == arguments, function
+    for kind in (distboot.Context, distboot.Placement):
+        documented = dict(PYTHON_PAGE.parsed(kind).sections["Attributes"])
+        fields = {name for name in kind.__annotations__ if not name.startswith("_")}
+        assert documented.keys() == fields, kind
 
 
 def test_every_folder_is_on_the_architecture_page() -> None:
