@@ -231,6 +231,23 @@ def test_launchers_without_a_known_order_are_refused(
     assert all(f"rank {rank}" in refusal.message for rank in ranks.split(", "))
 
 
+PYXIS = "slurm-pyxis-22.05.8+0.24.0/2nodes_2procs_both_hooks_pmi2"
+
+
+def test_pmi_rank_that_pyxis_copied_is_ignored() -> None:
+    environ = one(PYXIS, 2)
+    assert (environ["PMI_RANK"], environ["SLURM_GTIDS"]) == ("3", "2,3")
+    placement = detect(environ)
+    assert (placement.launcher, placement.rank, placement.local_rank) == ("slurm", 2, 0)
+    assert "PMI_RANK='3' ignored: it is another task's of this node" in "\n".join(placement.notes)
+
+
+@pytest.mark.parametrize("others", [{"PMI_RANK": "1"}, {"PMI_JOBID": "7.0"}])
+def test_pmi_rank_of_elsewhere_contradicts_srun(others: dict[str, str]) -> None:
+    """That of a task of another node, or of another step."""
+    assert "contradicts SLURM_PROCID='2'" in refused({**one(PYXIS, 2), **others}).message
+
+
 def test_foreign_local_rank_shows_a_foreign_rank() -> None:
     # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE again, next to what is left over of Intel MPI.
     left_over = {

@@ -80,6 +80,7 @@ def _read(reader: EnvReader) -> None:
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
     _check_ids(reader)
+    _check_pmi_rank(reader)
     _refuse_older_step(reader)
     job = reader.text("SLURM_JOB_ID")
     step = reader.text("SLURM_STEP_ID")
@@ -243,6 +244,32 @@ def _check_ids(reader: EnvReader) -> None:
     )
 
 
+def _check_pmi_rank(reader: EnvReader) -> None:
+    """PMI_RANK is that of `srun --mpi=pmi2`, and so the rank of the task.
+
+    With pyxis and enroot's hook 50-slurm-pmi.sh all tasks of a node have the one of the task that
+    started their container: the hook runs once, and pyxis copies its variables to all
+    (slurm-pyxis-22.05.8+0.24.0). SLURM_PROCID is not copied.
+    """
+    name = "PMI_RANK"
+    environ = reader.environ
+    text = environ.get(name)
+    rank = reader.number("rank")
+    if rank is None or text == str(rank):
+        return
+    step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+    is_of_step = environ.get("PMI_JOBID") == step
+    on_this_node = environ.get("SLURM_GTIDS", "").split(",")
+    if is_of_step and text in on_this_node:
+        shown = variable(environ, name)
+        reader.notes.append(
+            f"{shown} ignored: it is another task's of this node, as pyxis copies it; an MPI needs "
+            "srun --mpi=pmix"
+        )
+        return
+    reader.agree(name, rank, "SLURM_PROCID")
+
+
 def _step(environ: Mapping[str, str]) -> Step | None:
     rank = digits(environ.get("SLURM_PROCID", ""))
     tasks = digits(environ.get(_SIZE, ""))
@@ -312,7 +339,7 @@ SLURM = Launcher(
     triggers=("SLURM_PROCID",),
     numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", None, None, "SLURM_STEP_NUM_NODES"),
     instead={_SIZE: _SIZE_OF_JOB},
-    same={"PMI_RANK": "SLURM_PROCID", "PMI_SIZE": _SIZE},
+    same={"PMI_SIZE": _SIZE},
     more=_read,
     nodes_are_hosts=True,
     starts_daemons=True,
