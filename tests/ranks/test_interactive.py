@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from launched import all_with, needs
+from supervised import until
+from wrappers import alive
 
 _OTHER = """
 import distboot
@@ -108,5 +110,42 @@ def test_kernel_of_a_notebook_is_a_rank(
         assert (other.returncode, "went on" in said, "failed first" in said) == (0, True, False), (
             said
         )
+    finally:
+        kernel.shutdown_kernel(now=True)
+
+
+_WAITS = """
+import os, time
+from pathlib import Path
+Path(os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@all_with("ipykernel")
+def test_interrupted_cell_ends_the_ranks_it_started(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
+    """A kernel with a context of its own starts a job of two, as docs/how-to/interactive.md says."""
+    from jupyter_client.manager import KernelManager
+
+    (tmp_path / "train.py").write_text(_WAITS)
+    kernel = KernelManager(kernel_name="python3")
+    environ = {**clean_env, "HOME": str(tmp_path), "DISTBOOT_GRACE": "5"}
+    kernel.start_kernel(env=environ, cwd=str(tmp_path))
+    try:
+        client = kernel.blocking_client()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        client.execute_interactive("import distboot; ctx = distboot.init('none')", timeout=60)
+        client.execute(f"!{sys.executable} -m distboot --nproc-per-node 2 train.py")
+        files = [tmp_path / rank for rank in ("0", "1")]
+        until(lambda: all(file.exists() and file.read_text() for file in files))
+        pids = [int(file.read_text()) for file in files]
+        kernel.interrupt_kernel()
+        until(lambda: not any(map(alive, pids)))
+        states = client.execute_interactive("ctx.barrier()", timeout=60)
+        assert states["content"]["status"] == "ok"
+        client.stop_channels()
     finally:
         kernel.shutdown_kernel(now=True)
