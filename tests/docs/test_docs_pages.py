@@ -239,3 +239,33 @@ def test_tables_of_the_code_are_in_the_reference() -> None:
     assert "written by `make docs`" not in README
     assert not re.search(r"^\| `DISTBOOT_", README, re.MULTILINE)
     assert not any(f"| `{code}` |" in README for code in CODES)
+
+
+_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page: its own, and of headings those that a repository's pages make."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    of_headings = {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+    return of_headings | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    for path, anchor in _LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in _anchors(target.resolve()), f"{path}#{anchor}"
+
+
+def test_glossary_is_in_order_and_linked_where_words_begin() -> None:
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    words = re.findall(r"^## (.*)$", glossary, re.MULTILINE)
+    assert words == sorted(words)
+    for page in ("explanation/architecture.md", "how-to/late-ranks.md", "how-to/restarts.md"):
+        assert "reference/glossary.md#" in (ROOT / "docs" / page).read_text(), page
