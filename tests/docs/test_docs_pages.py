@@ -263,7 +263,7 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
             assert anchor in _anchors(target.resolve()), f"{path}#{anchor}"
 
 
-def test_glossary_is_in_order_and_linked_where_words_begin() -> None:
+def test_glossary_is_in_order_and_linked() -> None:
     glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
     words = re.findall(r"^## (.*)$", glossary, re.MULTILINE)
     assert words == sorted(words)
