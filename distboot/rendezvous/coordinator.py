@@ -68,7 +68,6 @@ from .messages import (
     WorkerInfo,
     as_problem,
 )
-from .progress import progress
 from .protocol import (
     HEADER,
     VERSION,
@@ -223,6 +222,10 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Wait for all ranks, and show now and then which are missing."""
+        if self.table.is_complete:
+            return
+        from .progress import progress  # here, as the other ranks need it not
+
         shown = progress(self._say)
         try:
             while not self.table.is_complete:
