@@ -24,12 +24,8 @@ _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
 # Whether what this process has passed on to its stderr ends without a newline; see `agent.logs`
 is_line_open = False
-_EVENT_WORDS = (
-    "summary",
-    "goodput",
-    "warning",
-    "hint",
-)  # beginnings of a text that are the event of its JSON
+# Beginnings of a text that are the event of its JSON
+_EVENT_WORDS = ("summary", "goodput", "warning", "hint")
 
 
 def short_repr(value: object) -> str:
