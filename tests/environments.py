@@ -312,6 +312,7 @@ def alone(wanted: Environment, wheel: Path) -> bool:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=600,
             check=False,
         )
     passed = done.returncode == 0

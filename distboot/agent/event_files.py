@@ -6,7 +6,7 @@ import atexit
 import time
 
 from ..base.settings import SupervisionSettings
-from ..base.text import first_line
+from ..base.text import first_line, without_secret
 from ..rendezvous.events import Event
 
 TYPE_CHECKING = False
@@ -47,7 +47,7 @@ class EventFiles:
             time.time(),
             None,
             "start_failed",
-            {"text": first_line(error)},
+            {"text": without_secret(first_line(error))},
         )
         for state in self._states:
             state.record(event)

@@ -17,7 +17,7 @@ from ..report.metrics import Metrics
 class StateWriter:
     """What tells the state; a subclass says how."""
 
-    what = ""  # for the warning that it is told no more
+    what = ""  # for the warning that it was not told
     between = 0.0  # seconds between two times, at least
     refresh: float | None = None  # seconds after which it is told again; None: if it is new
     last = 0.0  # seconds for the end of the job to be told
@@ -27,6 +27,7 @@ class StateWriter:
         self._metrics = Metrics()
         self._is_new = False  # whether an event is not told yet
         self._is_closing = False
+        self._has_warned = False
         self._changed = threading.Condition()
         self._thread = start_without_signals("distboot-state", self._work)
 
@@ -49,21 +50,31 @@ class StateWriter:
         raise NotImplementedError
 
     def write(self, text: str) -> None:
-        """Tell it; `OSError`: nothing more is told, and the job goes on."""
+        """Tell it, or raise an OSError; the job goes on."""
         raise NotImplementedError
 
+    def may_pass(self, error: OSError) -> bool:  # noqa: ARG002 - a subclass looks at it
+        """Whether to go on after an error; else nothing more is told."""
+        return False
+
     def _work(self) -> None:
-        try:
-            is_last = False
-            while not is_last:
-                self._wait()
-                with self._changed:
-                    text = self.text(self._metrics)
-                    self._is_new = False
-                    is_last = self._is_closing
+        is_last = False
+        while not is_last:
+            self._wait()
+            with self._changed:
+                text = self.text(self._metrics)
+                self._is_new = False
+                is_last = self._is_closing
+            try:
                 if text:
                     self.write(text)
-        except OSError as error:
+            except OSError as error:
+                self._warn(error)
+                is_last |= not self.may_pass(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             why = error.strerror or str(error)
             log_line(self._who, f"warning: {self.what}: {why}")
 

@@ -157,7 +157,7 @@ def _refuse_unless_in(given: Given, choices: tuple[str, ...], more: str = "") ->
     if given.code == "usage":
         hint = f"use {', '.join(first)} or {last}"
     else:
-        hint = f"unset it, or set it to {', '.join(first)}"
+        hint = f"unset it, or set it to {', '.join(first)} or {last}"
     raise DistbootError(
         given.code,
         problem,

@@ -6,11 +6,13 @@ Color is left out where NO_COLOR is set (https://no-color.org) or the terminal h
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping
 from contextlib import suppress
 
 from .text import writes_json
 
+_NARROWEST = 20  # columns; a terminal that does not say how many it has says 0
 _CLEAR = "\r\x1b[K"  # to the beginning of the line, and erase it
 _PLAIN = "\x1b[0m"
 _RED = "\x1b[1;31m"
@@ -42,7 +44,7 @@ def painted(text: str, event: str, environ: Mapping[str, str] = os.environ) -> s
     """A text in the color of an event, for a terminal."""
     color = _OF_EVENT.get(event, "")
     is_wanted = not environ.get("NO_COLOR")
-    has_codes = environ.get("TERM") != "dumb"
+    has_codes = environ.get("TERM", "dumb") != "dumb"
     if not all((color, is_wanted, has_codes, not writes_json())):
         return text
     return f"{color}{text}{_PLAIN}"
@@ -59,9 +61,11 @@ def show(file: int, text: str) -> None:
     global _has_line  # noqa: PLW0603 - a process has one terminal
     with suppress(OSError):
         width = os.get_terminal_size(file).columns
-        line = text[: width - 1]
-        os.write(file, f"{_CLEAR}{line}\r".encode())
-        _has_line = True
+        width = max(width, _NARROWEST)
+        line = text
+        if len(line) >= width:
+            line = f"{line[: width - 2]}…"
+        _has_line = _write(file, f"{_CLEAR}{line}\r")
 
 
 def cleared() -> str:
@@ -76,4 +80,14 @@ def cleared() -> str:
 def clear(file: int) -> None:
     """Erase that line."""
     with suppress(OSError):
-        os.write(file, cleared().encode())
+        _write(file, cleared())
+
+
+def _write(file: int, text: str) -> bool:
+    """Write at once, or not at all: Ctrl-S stops the output of a terminal for as long as it likes."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    is_ready = bool(poll.poll(0))
+    if is_ready:
+        os.write(file, text.encode(errors="backslashreplace"))
+    return is_ready

@@ -170,6 +170,7 @@ def complete(options: Namespace, environ: Mapping[str, str]) -> None:
     settings.refuse_invalid(environ, _overridden(options))
     options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
     options.grace = settings.grace_setting(environ, options.grace)
+    options.check = settings.value_of("DISTBOOT_CHECK", environ, options.check)
     options.bind = settings.value_of("DISTBOOT_BIND", environ, options.bind)
     options.restarts = _restarts_of(options, environ)
 

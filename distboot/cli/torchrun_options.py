@@ -43,6 +43,8 @@ OPTIONS = (
 _BACKENDS = (None, "c10d", "static")
 _NAMES = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "standalone")
 _COUNT = pattern(r"([1-9]\d{0,6})(?::(\d+))?", re.ASCII)
+# torch.distributed.elastic: 0 to 3 for all ranks, or by rank
+_STREAMS = pattern(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", re.ASCII)
 _ONE_LINE_EACH = "see --log-dir, which keeps the output on the console, too"
 _WITHOUT = "leave it out: it has no counterpart here"
 _FILTER = "leave it out, and search in the files of --log-dir"
@@ -55,6 +57,7 @@ HINTS = {
     "--event-log-handler": "leave it out; --report FILE keeps the events of the job",
     "--role": _WITHOUT,
     "--run-path": "leave it out: a script is run in a process of its own",
+    "--nprocs": "--nproc-per-node N",
     "--redirects": _ONE_LINE_EACH,
     "-r": _ONE_LINE_EACH,
     "--local-ranks-filter": _FILTER,
@@ -136,6 +139,7 @@ def apply(options: Namespace, environ: MutableMapping[str, str]) -> None:
     Raises `usage`: they contradict each other, or ask for what is not there.
     """
     if options.tee:
+        _refuse_streams(options.tee)
         options.log_prefix = True
     _refuse_backend(options.rdzv_backend)
     nnodes = _count(options)
@@ -276,6 +280,15 @@ def _endpoint(text: str | None) -> dict[str, str]:
     if port is not None:
         found["MASTER_PORT"] = str(port)
     return found
+
+
+def _refuse_streams(given: str) -> None:
+    if not _STREAMS.fullmatch(given):
+        raise DistbootError(
+            "usage",
+            f"--tee={short_repr(given)} is not a number of streams",
+            "--tee 3 is for standard output and error; --log-prefix does the same",
+        )
 
 
 def _refuse_backend(name: str | None) -> None:

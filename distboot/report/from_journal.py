@@ -76,12 +76,16 @@ def summary_of(journal: Journal) -> str:
 
 
 def goodput_of(journal: Journal) -> str:
-    """What the time of the job was spent on, in one line; empty for a short one."""
+    """What the time of the job was spent on, in one line.
+
+    Empty for a short job, and where the end is not known: since the last event it may have trained.
+    """
     last = journal.rounds[-1]
-    if last.membership is None:
+    events = _events_of(last)
+    if last.membership is None or _is_open(last, events):
         return ""
     return goodput_line(
-        _events_of(last),
+        events,
         last.membership,
         last.last,
         _spent_before(journal),

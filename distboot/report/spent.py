@@ -2,7 +2,7 @@
 
 | time of a round     | from                                    | to                          |
 |---------------------|-----------------------------------------|-----------------------------|
-| start               | the roll call                           | the last rank has started   |
+| start               | the roll call                           | all ranks have their group  |
 | training            | then                                    | the first failure, the end  |
 | hang, of that       | ranks begin to wait for a late one      | that one has moved          |
 | failure             | the first failure                       | the next round              |
@@ -59,7 +59,7 @@ class RoundTime:
         self.world_size = world_size
         self._registered: dict[int | None, float] = {}  # when each rank was watched first
         self._grouped: dict[int | None, float] = {}  # when each rank had started its group
-        self._hung = 0.0  # seconds of hangs that are over
+        self._hangs: list[tuple[float, float]] = []  # begin and end of those that are over
         self._hangs_since = 0.0  # 0.0: no rank is late
         self._stopped_at = 0.0  # of training; 0.0: it goes on
         self._has_failed = False
@@ -95,9 +95,13 @@ class RoundTime:
         running = end
         if self.is_running:
             running = max(*self._registered.values(), *self._grouped.values(), self.begun)
-        hung = self._hung
+        running = min(running, end)
+        hangs = [*self._hangs]
         if self._hangs_since:
-            hung += now - self._hangs_since
+            hangs.append((self._hangs_since, now))
+        hung = 0.0  # what lies before belongs to the start
+        for begin, until in hangs:
+            hung += max(min(until, end) - max(begin, running), 0.0)
         failure = 0.0
         if self._has_failed:
             failure = now - end
@@ -127,7 +131,7 @@ class RoundTime:
 
     def _late_over(self, event: Event) -> None:
         if self._hangs_since:
-            self._hung += event.time - self._hangs_since
+            self._hangs.append((self._hangs_since, event.time))
             self._hangs_since = 0.0
 
     def _concluded(self, event: Event) -> None:

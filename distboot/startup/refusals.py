@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from ..base.errors import DistbootError
 from ..detection import inherited
@@ -75,8 +76,9 @@ def _ray_workers() -> int:
     train = sys.modules.get("ray.train")
     if train is None:
         return 1
-    try:
-        world_size: int = train.get_context().get_world_size()
-    except RuntimeError:  # outside of a training function
-        return 1
-    return world_size
+    world_size: object = None
+    with suppress(Exception):  # outside of a training function; in one of Ray Tune; half imported
+        world_size = train.get_context().get_world_size()
+    if isinstance(world_size, int):
+        return world_size
+    return 1

@@ -34,6 +34,7 @@ def check(arguments: list[str]) -> int:
         "--allreduce  measure all-reduce, too: of all ranks by size, and of pairs of nodes, with\n"
         "  PyTorch, on the accelerators or else on the CPU\n"
         "--json  print one JSON object",
+        hints={"--nproc-per-node": "python -m distboot run --nproc-per-node N -m distboot check"},
     ).parse_args(arguments)
     os.environ["DISTBOOT_CHECK"] = "warn"  # what is found is printed here, whatever the job does
     if options.allreduce:

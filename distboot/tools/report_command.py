@@ -7,6 +7,7 @@ file. So this also works for a job that was killed, or still runs.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..base.errors import DistbootError
 from ..base.text import counted, escape_control, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
-from ..job.journal import Journal, read
+from ..job.journal import Journal, path_beside, read
 from ..rendezvous.protocol import ProtocolError
 from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
@@ -79,7 +80,11 @@ def _journal_at(path: str) -> Journal:
 
 def _not_a_journal(path: str, why: str) -> DistbootError:
     text = f"{short_repr(path)} is not a valid journal: {why}"
-    return DistbootError("usage", text, _HINT)
+    hint = _HINT
+    beside = path_beside(path)
+    if beside != path and os.path.exists(beside):
+        hint = f"did you mean {short_repr(beside)}?"
+    return DistbootError("usage", text, hint)
 
 
 def _write_page(path: str, content: dict[str, object]) -> None:

@@ -86,8 +86,8 @@ def try_script(arguments: list[str]) -> int:
     refuse_not_alone(os.environ)  # each of the others would try the script, too
     screen = _Screen(launches, is_quiet=options.quiet)
     verdicts = set()
-    for launch in launches:
-        screen.begin(launch)
+    for number, launch in enumerate(launches, 1):
+        screen.begin(launch, number)
         verdict = judge(_observe(launch, command, options.timeout))
         screen.end(launch, verdict)
         verdicts.add(verdict.is_good)
@@ -99,18 +99,18 @@ class _Screen:
     """What is printed: a row for each launch, and which one runs."""
 
     def __init__(self, launches: Sequence[Launch], *, is_quiet: bool) -> None:
-        self._launches = launches
+        self._count = len(launches)
         self._width = max(len(launch.text) for launch in launches)
         self._is_quiet = is_quiet  # only what is wrong is printed
+        self._has_head = False
         if not is_quiet:
-            emit(self._row("as", HEAD))
+            self._emit_head()
 
-    def begin(self, launch: Launch) -> None:
+    def begin(self, launch: Launch, number: int) -> None:
         """A launch begins: say so in place on a terminal, else in a line."""
         if self._is_quiet:
             return
-        number = self._launches.index(launch) + 1
-        text = f"trying {launch.text} ({number} of {len(self._launches)}) …"
+        text = f"trying {launch.text} ({number} of {self._count}) …"
         if terminal.can_replace(_STDERR):
             terminal.show(_STDERR, f"distboot: {text}")
         else:
@@ -121,10 +121,16 @@ class _Screen:
         terminal.clear(_STDERR)
         if self._is_quiet and verdict.is_good:
             return
+        self._emit_head()
         text = "\n  ".join([self._row(launch.text, verdict.columns), *verdict.problems])
         if os.isatty(_STDOUT):
             text = terminal.painted(text, _EVENTS[verdict.is_good])
         emit(text)
+
+    def _emit_head(self) -> None:
+        if not self._has_head:
+            self._has_head = True
+            emit(self._row("as", HEAD))
 
     def _row(self, launch: str, columns: Sequence[str]) -> str:
         padded = [launch.ljust(self._width)]

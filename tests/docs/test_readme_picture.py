@@ -36,6 +36,7 @@ from data import load_batch
 import distboot
 
 ctx = distboot.init()
+ctx.barrier()
 for step in range(1, 100):
     batch = torch.tensor(load_batch(ctx.rank, step))
     dist.all_reduce(batch)

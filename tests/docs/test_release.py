@@ -58,7 +58,8 @@ def test_wheel_of_a_release_comes_from_its_sdist(
 ) -> None:
     with tarfile.open(built[0]) as archive:
         times = {int(each.mtime) for each in archive.getmembers()}
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
     (source,) = tmp_path.iterdir()
     (time,) = times
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(time))

@@ -29,6 +29,7 @@ class StatusServer:
     def __init__(self, folder: Path) -> None:
         self.posted: list[dict[str, str]] = []  # the metrics of each post
         self.answer = 200  # 0: it never answers
+        self.first_answers: list[int] = []  # before that
         self.headers: dict[str, str] = {}
         self.is_done = threading.Event()
         self.port = 0
@@ -46,8 +47,9 @@ class StatusServer:
 
     def take(self, path: str, authorization: str, body: bytes) -> int:
         """The answer to a post, with the checks of the controller and of the API server."""
-        if self.answer != 200:
-            return self.answer
+        answer = self.first_answers.pop(0) if self.first_answers else self.answer
+        if answer != 200:
+            return answer
         if path != PATH:
             return 404
         if authorization != f"Bearer {TOKEN}":

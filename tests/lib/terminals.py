@@ -31,6 +31,10 @@ class Terminal:
             assert time.monotonic() < end, self.text
             assert self._read(end), self.text
 
+    def type(self, keys: bytes) -> None:
+        """Let somebody type there."""
+        os.write(self._file, keys)
+
     def finish(self) -> int:
         """Read all that follows; the exit code."""
         end = time.monotonic() + self._limit

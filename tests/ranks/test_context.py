@@ -226,6 +226,10 @@ _STARTS = [(), ("-m", "distboot")]
 _IN_RAY = """
 import sys, types
 def get_context():
+    if size == "tune":  # ray 2.60, in a function of Ray Tune
+        raise DeprecationWarning("`ray.train.get_context` is deprecated")
+    if size == "old":  # the same with RAY_TRAIN_V2_ENABLED=0
+        return types.SimpleNamespace(get_world_size=lambda: None)
     if size is None:
         raise RuntimeError("`get_context` cannot be used outside of a Ray Train training function.")
     return types.SimpleNamespace(get_world_size=lambda: size)
@@ -246,6 +250,8 @@ except distboot.DistbootError as error:
         (2, {"DISTBOOT_LAUNCHER": "none"}, "1"),
         (1, {}, "1"),
         (None, {}, "1"),
+        ("'tune'", {}, "1"),
+        ("'old'", {}, "1"),
     ],
     ids=str,
 )

@@ -211,7 +211,7 @@ def test_terminal_of_40_columns_gets_whole_lines(clean_env: dict[str, str], tmp_
         while select.select([screen], [], [], 60)[0]:
             shown += screen.read(4096)
     assert process.wait(20) == 1
-    lines = shown.decode().split("\r\n")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).split("\r\n")
     (headline,) = _said(lines, "rank 1 failed first: uncaught exception: ")
     assert headline.endswith(f"{BOOM}, on {HOST}, in load (train.py:7)")
     assert lines[lines.index(headline) - 1] == BOOM

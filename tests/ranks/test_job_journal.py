@@ -48,6 +48,13 @@ def test_journal_and_report_tell_the_same(distboot: Run, tmp_path: Path) -> None
     assert "ValueError: boom" in (tmp_path / "page.html").read_text()
 
 
+def test_report_in_place_of_its_journal_is_told(distboot: Run) -> None:
+    assert distboot(*TWO, "--report", "job.html", "--", "true").returncode == 0
+    done = distboot("report", "job.html")
+    assert done.returncode == 2
+    assert "did you mean 'job.jsonl'?" in done.stderr
+
+
 def test_journal_alone_where_the_report_is_one(distboot: Run, tmp_path: Path) -> None:
     distboot(*TWO, "--report", "job.jsonl", "train.py", train=FAILS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.jsonl", "train.py"]

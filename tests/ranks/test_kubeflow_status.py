@@ -62,7 +62,9 @@ def test_missing_ranks_are_in_the_status(
 def test_status_is_left_to_a_script_that_trains(run: Run, server: StatusServer) -> None:
     done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=12), env=server.environ())
     assert done.returncode == 0, done.stderr
-    assert [one["distboot_phase"] for one in server.posted] == ["running"]
+    phases = [one["distboot_phase"] for one in server.posted]
+    assert phases[-1] == "running"
+    assert phases.count("running") == 1
 
 
 def test_no_status_where_it_is_turned_off(run: Run, server: StatusServer) -> None:
@@ -90,6 +92,28 @@ def test_bad_server_costs_one_warning(
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert "the status of the TrainJob at 'https://127.0.0.1:" in warning
     assert why in warning
+    assert TOKEN not in done.stderr
+
+
+def test_status_is_told_again_after_an_error(run: Run, server: StatusServer) -> None:
+    server.first_answers = [503]
+    script = WAITS.format(seconds=8) + "raise ValueError('bad batch')\n"
+    done = run(*WRAPPER, "train.py", train=script, env=server.environ())
+    assert done.returncode == 1
+    assert server.posted[-1]["distboot_phase"] == "failed"
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert "the server answers 503" in warnings[0]
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\nsecond", f"{TOKEN} second", f"{TOKEN}\u00e9"])
+def test_bad_token_is_not_shown(run: Run, server: StatusServer, tmp_path: Path, token: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(token)
+    environ = server.environ(TOKEN=str(path))
+    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=6), env=environ)
+    assert done.returncode == 0
+    assert "was not updated" in done.stderr
     assert TOKEN not in done.stderr
 
 

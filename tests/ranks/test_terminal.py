@@ -19,6 +19,9 @@ def _node(number: int, port: int) -> list[str]:
     return [*WRAPPER, *ranks, *where, "--join-timeout", "60", "--", "echo", "trained"]
 
 
+_CTRL_S = b"\x13"
+
+
 def _lines(seen: Terminal) -> list[str]:
     """What stays on the terminal, line by line."""
     lines = seen.text.replace("\r\n", "\n").split("\n")
@@ -43,6 +46,15 @@ def test_line_in_place_is_cut_to_the_window(clean_env: Env, port: int) -> None:
         seen.wait_for(f"\r{CLEARED}")
         shown = seen.text.split(CLEARED)[1].rstrip("\r")
     assert len(shown) == 39
+
+
+def test_stopped_output_does_not_stop_the_roll_call(clean_env: Env, port: int) -> None:
+    with terminal([*_node(0, port)[:-2], "true"], clean_env) as seen:
+        seen.wait_for("distboot: 1/2 nodes joined (")
+        seen.type(_CTRL_S)
+        other = subprocess.run(_node(1, port), env=clean_env, timeout=60, check=False)
+        assert other.returncode == 0
+        assert seen.process.wait(40) == 0
 
 
 @pytest.mark.parametrize(

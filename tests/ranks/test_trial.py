@@ -111,7 +111,9 @@ def test_quiet_prints_only_what_is_wrong(run: Run) -> None:
     command = (sys.executable, "-m", "distboot", "try", "-q", *shapes, "train.py")
     done = run(*command, train=fails, timeout=200)
     assert done.returncode == 1
-    assert done.stdout.startswith("mpirun 1x2  no ")
+    head, row, *_ = done.stdout.splitlines()
+    assert head.startswith("as          runs ")
+    assert row.startswith("mpirun 1x2  no ")
     assert "1x1" not in done.stdout
     assert done.stderr == ""
 

@@ -184,6 +184,31 @@ def test_waits_for_a_late_rank_are_hangs() -> None:
     assert line == "goodput: 80 % of 16 min 40 s was training; hangs 3 min 20 s"
 
 
+def test_hang_before_the_start_is_part_of_it() -> None:
+    log = begun(2).at(NOON, "registered", 0, pid=1).at(NOON, "registered", 1, pid=2)
+    log.at(NOON + 10, "late", 1, seconds=10.0, **LATE).at(NOON + 14, "late_over", 1)
+    for rank in range(2):
+        log.at(NOON + 15, "phases", rank, group_ready=NOON + 15)
+    report: Any = job_report(log, Membership(*NODES), Doubts(), NOON + 100)
+    assert report["spent"] == {"start": 15.0, "training": 85.0, "hang": 0.0, "failure": 0.0}
+
+
+def test_group_after_the_failure_adds_no_time() -> None:
+    log = _round(NOON, 20).at(NOON + 25, "phases", 0, group_ready=NOON + 25)
+    report: Any = job_report(log, Membership(*NODES), Doubts(), NOON + 30)
+    assert report["spent"] == {"start": 20.0, "training": 0.0, "hang": 0.0, "failure": 10.0}
+
+
+def test_goodput_of_an_open_journal_is_not_known() -> None:
+    membership = Membership(*NODES)
+    log = begun(2)
+    for rank in range(2):
+        log.at(NOON + 10, "registered", rank, pid=rank)
+    log.at(NOON + 400, "late", 1, seconds=100.0, **LATE).at(NOON + 500, "late_over", 1)
+    events = [log[0], Event(NOON, None, "met", met(membership, **DOUBTS)), *log[1:]]
+    assert not goodput_of(read(map(line_of, events)))
+
+
 def test_short_job_has_no_line_of_goodput() -> None:
     log = _round(NOON, 40)
     assert not goodput_line(log, Membership(*NODES), NOON + 40)
