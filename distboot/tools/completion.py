@@ -1,19 +1,23 @@
-"""`completion`: what a shell needs to complete the commands, and the options of `run`."""
+"""`completion`: what a shell needs to complete the commands and their options."""
 
 from __future__ import annotations
-
-import re
 
 from ..cli.commands import COMMANDS
 from ..cli.output import emit
 from ..cli.parser import Parser
-from ..cli.run_options import run_parser
 
+# The options of a command are what its --help shows when the key is pressed
 _BASH = """\
 _distboot() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}}
+  local word=${{COMP_WORDS[COMP_CWORD]}} command=run
+  if [[ " {commands} " == *" ${{COMP_WORDS[1]}} "* ]]; then
+    command=${{COMP_WORDS[1]}}
+  fi
   if [[ $word == -* ]]; then
-    COMPREPLY=($(compgen -W "{options}" -- "$word"))
+    local options=$("${{COMP_WORDS[0]}}" $command --help 2>/dev/null | sed -nE '{options}')
+    COMPREPLY=($(compgen -W "$options" -- "$word"))
+  elif [[ $command == completion ]]; then
+    COMPREPLY=($(compgen -W "{shells}" -- "$word"))
   else
     COMPREPLY=($(compgen -f -- "$word"))
     if [[ $COMP_CWORD == 1 ]]; then
@@ -26,8 +30,12 @@ complete -o filenames -F _distboot distboot
 _ZSH = """\
 #compdef distboot
 _distboot() {{
+  local command=run
+  if [[ " {commands} " == *" $words[2] "* ]]; then
+    command=$words[2]
+  fi
   if [[ $words[CURRENT] == -* ]]; then
-    compadd -- {options}
+    compadd -- $("$words[1]" $command --help 2>/dev/null | sed -nE '{options}')
   else
     if (( CURRENT == 2 )); then
       compadd -- {commands}
@@ -39,10 +47,13 @@ compdef _distboot distboot
 """
 _FISH = """\
 complete -c distboot -n __fish_use_subcommand -a "{commands}"
-for option in {options}
-  complete -c distboot -l (string sub -s 3 -- $option)
+for command in {commands}
+  complete -c distboot -n "__fish_seen_subcommand_from $command" \
+    -a "(distboot $command --help 2>/dev/null | sed -nE '{options}')"
 end
 """
+# Of a line of --help, "  -t N, --tee N  …", the option; a program of sed
+_OPTIONS = r"s/^ +(-[a-zA-Z]( [^ ]+)?, )?(--[a-z-]+).*/\3/p"
 _SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _HOW = (
     "Print what completes the commands and options of distboot. "
@@ -59,13 +70,8 @@ def completion(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     text = _SHELLS[options.shell].format(
         commands=" ".join(COMMANDS),
-        options=" ".join(_options_of_run()),
+        options=_OPTIONS,
+        shells=" ".join(_SHELLS),
     )
     emit(text.rstrip())
     return 0
-
-
-def _options_of_run() -> list[str]:
-    helped = run_parser().format_help()
-    found = re.findall(r"^ +(?:-\w, )?(--[\w-]+)", helped, re.MULTILINE)
-    return sorted(set(found))
