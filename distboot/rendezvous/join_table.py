@@ -21,14 +21,16 @@ _JOINS_AS = {False: "a rank", True: "all ranks of its node"}
 # By whether nodes join in place of ranks: what joins, and what the number of these is called
 _UNITS = {False: ("rank", "world size"), True: ("node", "number of nodes")}
 _MOST_NAMED = 8  # ranks in one line
-_HINT_AT_DUPLICATE = (
-    "look for a second copy of the job, or for RANK set once for several processes; of two jobs on"
-    " one host give each its own MASTER_PORT, or its own DISTBOOT_SECRET"
-)
-_HINT_AT_SIZES = (
-    "start all ranks with one launcher and the same number of processes; of two jobs on one host"
-    " give each its own MASTER_PORT, or its own DISTBOOT_SECRET"
-)
+_TWO_JOBS = "; of two jobs on one host give each its own MASTER_PORT, or its own DISTBOOT_SECRET"
+# By whether nodes join in place of ranks
+_HINT_AT_DUPLICATE = {
+    False: "look for a second copy of the job, or for RANK set once for several processes",
+    True: "give each node its own --node-rank (NODE_RANK), or look for a second copy of the job",
+}
+_HINT_AT_SIZES = {
+    False: "start all ranks with one launcher and the same number of processes",
+    True: "give the same --nnodes (NUM_NODES) on every node",
+}
 _HINT_AT_SHARED = (
     "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the"
     " CPU set CUDA_VISIBLE_DEVICES to nothing"
@@ -57,7 +59,9 @@ class JoinTable:
         first = self.records.get(rank, record)
         if first.process != record.process:
             text = f"two processes are {self.unit} {rank}: {_describe_two(first, record)}"
-            raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE)
+            raise DistbootError(
+                "duplicate-rank", text, _HINT_AT_DUPLICATE[self.by_node] + _TWO_JOBS
+            )
         if record.problem is not None:
             whose = f"{self.unit} {rank} on {short_repr(record.host)}"
             raise as_error(record.problem, whose)
@@ -80,7 +84,7 @@ class JoinTable:
         where = f"{escape_control(record.host)}, process {record.pid}"
         there = f"{record.world_size} on {self.unit} {record.rank} ({where})"
         text = f"the {self._size} is {self.world_size} on {self.unit} 0 but {there}"
-        raise DistbootError("membership-mismatch", text, _HINT_AT_SIZES)
+        raise DistbootError("membership-mismatch", text, _HINT_AT_SIZES[self.by_node] + _TWO_JOBS)
 
     def claim_device(self, record: WorkerInfo, device: str | None) -> None:
         """Enter the accelerator of a rank; `shared-accelerator`: a different rank has it."""

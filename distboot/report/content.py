@@ -222,6 +222,14 @@ def _earlier(rounds: Rounds, current: int) -> str:
     return f" after {restarts} ({'; '.join(each)})"
 
 
+def _restarts(rounds: Rounds, current: int) -> str:
+    """`", after 2 restarts"`."""
+    count = len([one for one in rounds if one["round"] < current])
+    if count == 0:
+        return ""
+    return f", after {counted(count, 'restart')}"
+
+
 def _began(rounds: Rounds, registered: float) -> float:
     """When the first round began, in seconds since the epoch."""
     starts: list[float] = [one["start"] for one in rounds if one["start"]]
@@ -248,7 +256,8 @@ def job_report(
         ranks.append(_rank(rank, place, job.of_rank(rank), job))
     fields: dict[str, object] = {
         "outcome": "ended",
-        "headline": _headline(events, job, membership, doubts),
+        "headline": _headline(events, job, membership, doubts)
+        + _restarts(rounds, membership.round),
         "hosts": list(membership.hosts),
         "later_failures": job.later_failures(),
         "ranks": ranks,

@@ -77,6 +77,7 @@ def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> N
     assert "all ended well" in job.summary()
     report = job.report()
     assert report["outcome"] == "ended"
+    assert report["headline"].endswith("all ended well, after 1 restart")
     assert [(one["round"], one["ranks"]) for one in report["failed_rounds"]] == [
         (0, [int(culprit)])
     ]

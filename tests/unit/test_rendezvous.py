@@ -114,6 +114,21 @@ def test_what_does_not_fit_ends_the_job(
         assert said in error.message.replace("1001 on b and 1001 on a", "1001 on a and 1001 on b")
 
 
+@pytest.mark.parametrize(
+    ("other", "hint"),
+    [
+        (record(0, 2, "b", ranks=4), "give each node its own --node-rank"),
+        (record(1, 3, "b", ranks=4), "give the same --nnodes"),
+    ],
+)
+def test_hints_for_nodes_name_their_options(other: WorkerInfo, hint: str) -> None:
+    table = JoinTable(2, by_node=True)
+    table.add(record(0, 2, ranks=4))
+    with pytest.raises(DistbootError) as raised:
+        table.add(other)
+    assert raised.value.hint.startswith(hint)
+
+
 def test_index_of_an_accelerator_means_its_own_node(rank0: StartRank0) -> None:
     first = rank0(2, device="nvidia0")
     assert Rank(first.port, record(1, 2, "b", device="nvidia0")).met() == first.met()
