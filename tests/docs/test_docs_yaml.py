@@ -127,6 +127,37 @@ def test_fields_exist(page: str, document: dict[str, Any]) -> None:
 
 # -- Kubernetes
 
+# By kind, the model of Kubeflow Trainer's own package, which has JobSet's, too
+_MODELS = {"TrainJob": "TrainerV1alpha1TrainJob", "JobSet": "JobsetV1alpha2JobSet"}
+_WHOLE = [
+    pytest.param(page, one, id=f"{page}-{_kind(one)}")
+    for page, one in DOCUMENTS
+    if _kind(one) in _MODELS and page not in (RETRIES, RESTARTS)
+]
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(("page", "document"), _WHOLE)
+def test_objects_are_those_of_the_real_models(page: str, document: dict[str, Any]) -> None:
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
+    )
+    model = getattr(models, _MODELS[_kind(document)])
+    # A field that the model does not have is not in what it writes
+    assert model.from_dict(document).to_dict() == document, page
+
+
+@pytest.mark.all
+def test_status_is_that_of_the_real_model() -> None:
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
+    )
+    metrics = [{"name": "distboot_phase", "value": "joining"}]
+    status = {"metrics": metrics, "lastUpdatedTime": "2026-11-27T10:00:00Z"}
+    request = models.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict({"trainerStatus": status})
+    assert request.to_dict()["trainerStatus"]["metrics"] == metrics
+    assert request.trainer_status.last_updated_time.year == 2026
+
 
 def test_indexed_job() -> None:
     service = _of_kind("Service")
