@@ -49,7 +49,7 @@ def _shown(folder: Path, environ: Mapping[str, str]) -> str:
     """What the terminal shows until the stacks of all ranks are there."""
     (folder / "data.py").write_text(DATA)
     (folder / "train.py").write_text(TRAIN)
-    late_after = "60" if WRITES else "2"
+    late_after = "60" if WRITES else "5"
     names = {"DISTBOOT_HOST": "node-0", "DISTBOOT_LATE_AFTER": late_after}
     command = [sys.executable, "-m", "distboot", *TYPED.split()[3:]]
     with terminal(command, {**environ, **names}, folder=folder, limit=180) as seen:
