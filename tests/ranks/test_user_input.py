@@ -74,7 +74,7 @@ def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: li
     assert result.stderr == (
         "distboot: error[broken-environment]: 2 problems:\n"
         "distboot:   DISTBOOT_LATE_AFTER='abc' is not a number of seconds: use 0 to 86400 seconds\n"
-        "distboot:   DISTBOOT_HANG='x' is neither warn nor stop: unset it, or set it to warn\n"
+        "distboot:   DISTBOOT_HANG='x' is neither warn nor stop: unset it, or set it to warn or stop\n"
         "distboot: hint: unset them, or correct them\n"
     )
     assert result.returncode == 78
