@@ -24,12 +24,17 @@ _MOST_NAMED = 8  # ranks in one line
 _TWO_JOBS = "; of two jobs on one host give each its own MASTER_PORT, or its own DISTBOOT_SECRET"
 # By whether nodes join in place of ranks
 _HINT_AT_DUPLICATE = {
-    False: "look for a second copy of the job, or for RANK set once for several processes",
-    True: "give each node its own --node-rank (NODE_RANK), or look for a second copy of the job",
+    False: (
+        f"look for a second copy of the job, or for RANK set once for several processes{_TWO_JOBS}"
+    ),
+    True: (
+        "give each node its own --node-rank (NODE_RANK), or look for a second copy of the job"
+        f"{_TWO_JOBS}"
+    ),
 }
 _HINT_AT_SIZES = {
-    False: "start all ranks with one launcher and the same number of processes",
-    True: "give the same --nnodes (NUM_NODES) on every node",
+    False: f"start all ranks with one launcher and the same number of processes{_TWO_JOBS}",
+    True: f"give the same --nnodes (NUM_NODES) on every node{_TWO_JOBS}",
 }
 _HINT_AT_SHARED = (
     "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the"
@@ -59,9 +64,7 @@ class JoinTable:
         first = self.records.get(rank, record)
         if first.process != record.process:
             text = f"two processes are {self.unit} {rank}: {_describe_two(first, record)}"
-            raise DistbootError(
-                "duplicate-rank", text, _HINT_AT_DUPLICATE[self.by_node] + _TWO_JOBS
-            )
+            raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE[self.by_node])
         if record.problem is not None:
             whose = f"{self.unit} {rank} on {short_repr(record.host)}"
             raise as_error(record.problem, whose)
@@ -84,7 +87,7 @@ class JoinTable:
         where = f"{escape_control(record.host)}, process {record.pid}"
         there = f"{record.world_size} on {self.unit} {record.rank} ({where})"
         text = f"the {self._size} is {self.world_size} on {self.unit} 0 but {there}"
-        raise DistbootError("membership-mismatch", text, _HINT_AT_SIZES[self.by_node] + _TWO_JOBS)
+        raise DistbootError("membership-mismatch", text, _HINT_AT_SIZES[self.by_node])
 
     def claim_device(self, record: WorkerInfo, device: str | None) -> None:
         """Enter the accelerator of a rank; `shared-accelerator`: a different rank has it."""
