@@ -242,21 +242,21 @@ class FailureCoordinator(RankConnections):
     def _summarize(self) -> None:
         """Print one line on how the job ended, and write the report where there is to be one."""
         # Here, as an agent needs it at its end only
-        from ..report.content import Doubts, goodput_line, job_report, summary_line
+        from ..report.content import Doubts, job_report, summary_line
         from ..report.files import try_to_write
-        from ..report.spent import NO_ROUND, RoundTime
+        from ..report.spent import NO_ROUND, RoundTime, goodput_line
 
         exit_code = self._exit_code_of_job()
         self.log.note("ended", exit_code=exit_code)
         doubts = Doubts(self.settings.apart, self.settings.unused)
         now = time.time()
         known = (self.log, self.membership, doubts, now)
+        round_ = RoundTime(self.log, self.membership.world_size)
         earlier = []
         before = NO_ROUND
         if self.restarts is not None:
             earlier = self.restarts.rounds
             before = self.restarts.spent or before
-            round_ = RoundTime(self.log, self.membership.world_size)
             self.restarts.spent = before.with_round(round_, now)
         if self.root_cause is None or not self.root_cause.restarts:
             line = summary_line(
@@ -265,7 +265,7 @@ class FailureCoordinator(RankConnections):
                 rounds=earlier,
             )
             self.say(line)
-            goodput = goodput_line(self.log, self.membership, now, before)
+            goodput = goodput_line(before.with_round(round_, now))
             if goodput:
                 self.say(goodput)
         if self.settings.report is None or self.log[0].event != "rendezvous_started":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping
 from contextlib import suppress
 
 from .text import writes_json
@@ -34,17 +33,17 @@ _OF_EVENT = {
 _has_line = False
 
 
-def can_replace(file: int, environ: Mapping[str, str] = os.environ) -> bool:
+def can_replace(file: int) -> bool:
     """Whether a file, a descriptor, is a terminal on which a line can be replaced."""
-    knows_codes = environ.get("TERM", "dumb") != "dumb"
+    knows_codes = os.environ.get("TERM", "dumb") != "dumb"
     return all((knows_codes, os.isatty(file), not writes_json()))
 
 
-def painted(text: str, event: str, environ: Mapping[str, str] = os.environ) -> str:
+def painted(text: str, event: str) -> str:
     """A text in the color of an event, for a terminal."""
     color = _OF_EVENT.get(event, "")
-    is_wanted = not environ.get("NO_COLOR")
-    has_codes = environ.get("TERM", "dumb") != "dumb"
+    is_wanted = not os.environ.get("NO_COLOR")
+    has_codes = os.environ.get("TERM", "dumb") != "dumb"
     if not all((color, is_wanted, has_codes, not writes_json())):
         return text
     return f"{color}{text}{_PLAIN}"

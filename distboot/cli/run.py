@@ -217,8 +217,13 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
     if unused is not None:
         settings = settings._replace(unused=unused.found)
     if options.exec:
-        settings = settings._replace(detects=False, report=None, check="off")
-        settings = settings._replace(metrics=None, kubeflow=())
+        settings = settings._replace(
+            detects=False,
+            report=None,
+            check="off",
+            metrics=None,
+            kubeflow=(),
+        )
     return settings
 
 

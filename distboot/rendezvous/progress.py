@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from ..base import terminal
 from ..host.network import LEAST_PROGRESS, PROGRESS
 
 _STDERR = 2
@@ -18,22 +18,14 @@ _LEAST_RATE = 1.0  # ranks a second
 _IN_PLACE = 0.5  # seconds between two views of the line on a terminal
 
 
-class Progress(Protocol):
-    """One of the two ways."""
-
-    due: float  # by `time.monotonic`: when it is to be shown next
-
-    def show(self, joined: int, who: str, left: float) -> None:
-        """Show how many have joined, who is missing, and for how many seconds it goes on."""
-
-    def close(self) -> None:
-        """All have joined, or it is given up."""
-
-
 class Lines:
-    """Lines in a log."""
+    """Lines in a log.
+
+    `show` takes how many have joined, who is missing, and for how many seconds it goes on.
+    """
 
     def __init__(self, say: Callable[..., None]) -> None:
+        # By `time.monotonic`: when it is to be shown next
         self.due = time.monotonic() + _FIRST_LINE
         self._say = say
         self._interval = PROGRESS
@@ -53,15 +45,13 @@ class Lines:
 
 
 class InPlace:
-    """A line on a terminal."""
+    """A line on a terminal; called as `Lines` is."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self.due = self._begun + _FIRST_LINE
 
     def show(self, joined: int, who: str, left: float) -> None:
-        from ..base import terminal  # here, as most ranks have none
-
         now = time.monotonic()
         self.due = now + _IN_PLACE
         rate = joined / (now - self._begun)
@@ -73,15 +63,11 @@ class InPlace:
         terminal.show(_STDERR, f"distboot: {text}")
 
     def close(self) -> None:
-        from ..base import terminal
-
         terminal.clear(_STDERR)
 
 
-def progress(say: Callable[..., None]) -> Progress:
+def progress(say: Callable[..., None]) -> Lines | InPlace:
     """The way that fits standard error."""
-    from ..base.terminal import can_replace  # here, as the other ranks need it not
-
-    if can_replace(_STDERR):
+    if terminal.can_replace(_STDERR):
         return InPlace()
     return Lines(say)

@@ -20,7 +20,6 @@ from ..base.text import (
     ranks_said,
     without_secret,
 )
-from ..base.units import duration
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership, node_size
@@ -37,7 +36,6 @@ _LONGEST_WHY = 55
 _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
-_LEAST_OF_GOODPUT = 60.0  # seconds of a job that says what they were spent on
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
 _LONGEST = 4000  # characters of an error
@@ -123,34 +121,6 @@ def summary_line(
     return f"{line[: LONGEST_SUMMARY - 1]}…"
 
 
-def goodput_line(
-    events: Sequence[Event],
-    membership: Membership,
-    now: float,
-    before: Spent = NO_ROUND,
-) -> str:
-    """What the time of the job was spent on, of which `before` is that of earlier rounds.
-
-    `"goodput: 82 % of 1 h 31 min was training; start 41 s, failures 10 min"`. Empty for a short
-    job, whose start is most of it.
-    """
-    spent = before.with_round(RoundTime(events, membership.world_size), now)
-    total = sum(spent.by_kind().values())
-    if total < _LEAST_OF_GOODPUT:
-        return ""
-    percent = round(100 * spent.training / total)
-    lost = []
-    for seconds, name in (
-        (spent.start, "start"),
-        (spent.hang, "hangs"),
-        (spent.failure, "failures"),
-    ):
-        if seconds >= 1:
-            lost.append(f"{name} {duration(seconds)}")
-    line = f"goodput: {percent} % of {duration(total)} was training"
-    return "; ".join(filter(None, (line, ", ".join(lost))))
-
-
 def _exit_codes(
     codes: Mapping[str, Sequence[int]],
     of_job: int | None,
@@ -207,7 +177,7 @@ def _earlier(rounds: Rounds, current: int) -> str:
 
     `" after 1 restart (round 0: rank 1 failed first: …)"`
     """
-    earlier = [one for one in rounds if one["round"] < current]
+    earlier = _before(rounds, current)
     if not earlier:
         return ""
     shown = earlier[-_MOST_ROUNDS:]
@@ -224,10 +194,14 @@ def _earlier(rounds: Rounds, current: int) -> str:
 
 def _restarts(rounds: Rounds, current: int) -> str:
     """`", after 2 restarts"`."""
-    count = len([one for one in rounds if one["round"] < current])
-    if count == 0:
+    earlier = _before(rounds, current)
+    if not earlier:
         return ""
-    return f", after {counted(count, 'restart')}"
+    return f", after {counted(len(earlier), 'restart')}"
+
+
+def _before(rounds: Rounds, current: int) -> Rounds:
+    return [one for one in rounds if one["round"] < current]
 
 
 def _began(rounds: Rounds, registered: float) -> float:

@@ -16,7 +16,6 @@ from ..rendezvous.membership import Membership
 from .content import (
     Doubts,
     StartFailure,
-    goodput_line,
     job_report,
     size_of,
     startup_report,
@@ -24,7 +23,7 @@ from .content import (
     utc,
 )
 from .job_state import JobState
-from .spent import RoundTime, Spent
+from .spent import RoundTime, Spent, goodput_line
 
 
 def report_of(journal: Journal) -> dict[str, object]:
@@ -84,12 +83,8 @@ def goodput_of(journal: Journal) -> str:
     events = _events_of(last)
     if last.membership is None or _is_open(last, events):
         return ""
-    return goodput_line(
-        events,
-        last.membership,
-        last.last,
-        _spent_before(journal),
-    )
+    round_ = RoundTime(events, last.membership.world_size)
+    return goodput_line(_spent_before(journal).with_round(round_, last.last))
 
 
 def _events_of(round_: Round) -> list[Event]:

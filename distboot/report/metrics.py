@@ -14,12 +14,12 @@ from operator import itemgetter
 
 from ..base.text import escape_control, ranges
 from ..base.version import __version__
-from ..rendezvous.events import Event, Kind
+from ..job.journal import FIRST
+from ..rendezvous.events import Event
 from .spent import FAILURES, RoundTime, Spent
 
 _MOST_LATE = 100  # ranks with a time of their own
 _LONGEST = 200  # characters of a label
-_FIRST: Kind = "rendezvous_started"  # event of a round
 _PHASES = ("joining", "starting", "running", "failing", "ended", "failed")
 _HELP = {
     "distboot_job": "The job: its launcher, and the version of distboot on rank 0.",
@@ -68,7 +68,7 @@ class Metrics:
 
     def take(self, event: Event) -> None:
         """Take the next event."""
-        if event.event == _FIRST:
+        if event.event == FIRST:
             self._next_round(event.time)
         self._time.take(event)
         handler = self._handlers.get(event.event)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ..base.units import duration
 from ..rendezvous.events import GROUP, Event
 
+_LEAST_OF_GOODPUT = 60.0  # seconds of a job that says what they were spent on
 # Kinds of a root cause that are failures; any other is an order to stop
 FAILURES = ("failed", "lost", "late", "check")
 
@@ -145,3 +147,24 @@ class RoundTime:
 
 
 NO_ROUND = Spent()
+
+
+def goodput_line(spent: Spent) -> str:
+    """`"goodput: 82 % of 1 h 31 min was training; start 41 s, failures 16 min 20 s"`.
+
+    Empty for a short job, whose start is most of it.
+    """
+    total = sum(spent.by_kind().values())
+    if total < _LEAST_OF_GOODPUT:
+        return ""
+    percent = round(100 * spent.training / total)
+    lost = []
+    for seconds, name in (
+        (spent.start, "start"),
+        (spent.hang, "hangs"),
+        (spent.failure, "failures"),
+    ):
+        if seconds >= 1:
+            lost.append(f"{name} {duration(seconds)}")
+    line = f"goodput: {percent} % of {duration(total)} was training"
+    return "; ".join(filter(None, (line, ", ".join(lost))))

@@ -13,8 +13,9 @@ from distboot.cli.main import main
 from distboot.job.journal import line_of, met, path_beside, read
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.membership import Membership
-from distboot.report.content import Doubts, goodput_line, job_report, summary_line
+from distboot.report.content import Doubts, job_report, summary_line
 from distboot.report.from_journal import goodput_of, report_of, summary_of
+from distboot.report.spent import NO_ROUND, RoundTime, goodput_line
 
 PAIR = Membership(("node-0",), ((0, 1),))
 DOUBTS = {"separate_jobs": "", "unused": ""}
@@ -180,7 +181,7 @@ def test_waits_for_a_late_rank_are_hangs() -> None:
     membership = Membership(*NODES)
     report: Any = job_report(log, membership, Doubts(), NOON + 1000)
     assert report["spent"] == {"start": 0.0, "training": 800.0, "hang": 200.0, "failure": 0.0}
-    line = goodput_line(log, membership, NOON + 1000)
+    line = goodput_line(NO_ROUND.with_round(RoundTime(log, 2), NOON + 1000))
     assert line == "goodput: 80 % of 16 min 40 s was training; hangs 3 min 20 s"
 
 
@@ -211,7 +212,7 @@ def test_goodput_of_an_open_journal_is_not_known() -> None:
 
 def test_short_job_has_no_line_of_goodput() -> None:
     log = _round(NOON, 40)
-    assert not goodput_line(log, Membership(*NODES), NOON + 40)
+    assert not goodput_line(NO_ROUND.with_round(RoundTime(log, 2), NOON + 40))
 
 
 def test_round_that_did_not_start_is_no_training() -> None:
