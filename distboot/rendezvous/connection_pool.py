@@ -323,8 +323,10 @@ class ConnectionPool:
         """
         if peer.welcomed:
             return ""
-        from .foreign import CLIENTS, identify  # here, as few jobs need it
-
+        try:
+            from .foreign import CLIENTS, identify  # here, as few jobs need it
+        except OSError:  # no file may be opened any more; the name is not worth the job
+            return ""
         found = identify(CLIENTS, peer.frames.pending)
         if found is None:
             return ""
