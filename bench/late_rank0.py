@@ -27,9 +27,10 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib")
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
 from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
-from simulate_real import coordinator_of  # noqa: E402
+from simulate_real import shell_of_rank_0  # noqa: E402
 
 from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
+from distboot.job.job import Job  # noqa: E402
 from distboot.job.late import LateService  # noqa: E402
 from distboot.job.messages import Locate, Position, Register  # noqa: E402
 from distboot.job.stacks import lines  # noqa: E402
@@ -86,8 +87,10 @@ class _Rank0:
         select.select([listener], [], [])
         membership = server.wait_for_join()
         self.them.done()
-        self.side = coordinator_of(server, membership, _AFTER)
-        self.late = next(one for one in self.side.job.services if isinstance(one, LateService))
+        self.side = shell_of_rank_0(server, membership, _AFTER)
+        job = self.side.job
+        assert isinstance(job, Job)
+        self.late = next(one for one in job.services if isinstance(one, LateService))
         self.them.do("ready")
         self.read()
         self.side.take(0, Ready(), self.now)
@@ -99,8 +102,8 @@ class _Rank0:
         self.them.do("read")
 
     def read(self) -> None:
-        for line in list(self.side.peers):
-            self.side.read(line, self.now)
+        for line in list(self.side.peers.members):
+            self.side.peers.read(line, self.now)
 
     def turn(self) -> None:
         self.side.turn(self.now)

@@ -26,13 +26,14 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib")
 from simulate_messages import plan  # noqa: E402 - beside this file, and so is the next
 from simulate_peers import Peers  # noqa: E402
 
-from distboot.agent.agent import participant_of  # noqa: E402
-from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
+from distboot.agent.agent import shell_of  # noqa: E402
 from distboot.agent.heartbeat import BEATS, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
+from distboot.agent.shell import Shell  # noqa: E402
 from distboot.base.settings import SupervisionSettings  # noqa: E402
 from distboot.job.messages import Register  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
+from distboot.rendezvous.events import EventLog  # noqa: E402
 from distboot.rendezvous.membership import Membership  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
 
@@ -97,15 +98,12 @@ def tables() -> str:
     return f"{table(head, met)}\n\n{table(failures, watched)}"
 
 
-def coordinator_of(
-    server: Coordinator, membership: Membership, late_after: float = 0.0
-) -> FailureCoordinator:
+def shell_of_rank_0(server: Coordinator, membership: Membership, late_after: float = 0.0) -> Shell:
     """What rank 0's agent goes on with once all have met."""
     settings = SupervisionSettings(grace=30.0, late_after=late_after)
-    coordinator = participant_of(0, membership, server, settings, held=True)
-    assert isinstance(coordinator, FailureCoordinator)
-    coordinator.facts.is_starting = True
-    return coordinator
+    shell = shell_of(0, membership, server, settings, held=True)
+    shell.facts.is_starting = True
+    return shell
 
 
 def resident() -> float:
@@ -123,25 +121,25 @@ def _whole(world_size: int) -> Measured:
     membership = server.wait_for_join()
     cpu = time.process_time() - cpu
     took, memory = them.done(), resident()
-    coordinator = coordinator_of(server, membership)
+    shell = shell_of_rank_0(server, membership)
     them.do("ready")
     go = time.process_time()
-    for line in list(coordinator.peers):
-        coordinator.read(line, time.monotonic())
-    coordinator.take(0, Ready(), time.monotonic())
+    for line in list(shell.peers.members):
+        shell.peers.read(line, time.monotonic())
+    shell.take(0, Ready(), time.monotonic())
     go = time.process_time() - go
     them.do("read")
-    loop = EventLoop(coordinator)
-    coordinator.take(0, Register(os.getpid()), time.monotonic())
+    loop = EventLoop(shell)
+    shell.take(0, Register(os.getpid()), time.monotonic())
     threading.Thread(target=loop.run, daemon=True).start()
-    return Measured(cpu, took, memory, go, *_supervision(them, coordinator))
+    return Measured(cpu, took, memory, go, *_supervision(them, server.log, world_size))
 
 
-def _supervision(them: Peers, coordinator: FailureCoordinator) -> tuple[float, float]:
+def _supervision(them: Peers, log: EventLog, world_size: int) -> tuple[float, float]:
     """The CPU in the time of the bound, while nothing else happens, and the seconds until all know of an end."""
     them.do("watch")
     them.do("beat")
-    while sum(one.event == "registered" for one in coordinator.log) < len(coordinator.members):
+    while sum(one.event == "registered" for one in log) < world_size:
         time.sleep(0.02)
     them.do("read")
     time.sleep(BEATS * BOUND)  # until all that has come is read

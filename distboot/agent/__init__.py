@@ -5,12 +5,15 @@ It is the wrapper itself (`in_wrapper`, beside the `supervisor` of its children)
 to it (`link`; `link_messages` has what is sent there; `script_server` is the agent's end), and no
 other of ours.
 
-An `agent` is a `loop` that calls one side of failure detection (`participant`). Rank 0's side
-(`failure_coordinator`) receives every exit, and carries out what its job (`job/job`) decides. That
-of any other agent (`failure_reporter`) prints what rank 0 has decided, and stops its processes
-(`stopping_process`: TERM, a grace, KILL). `peer_watch` knows which of the other agents are there,
-by the `heartbeat` of each `peer_connection`. What a script leaves behind when it fails
-(`script/crash_hooks`) comes through a pipe (`hook_reader`) to the `monitored_process`.
+An `agent` is a `loop` that calls a `shell`. The shell hears what happens, lets its job decide, and
+carries out the effects. Rank 0's job (`job/job`) decides for all; that of any other agent
+(`job/follower`) sends on what its ranks say. What the two kinds do about their connections is in
+`rank_connections` (rank 0's, to all others) and `rank_0_connection`. `peer_watch` knows which of
+the other agents are there, by the `heartbeat` of each `peer_connection`.
+
+The shell has its `own_processes`, each a `monitored_process` with what its parts share
+(`rank_process`). What a script leaves behind when it fails (`script/crash_hooks`) comes through a
+pipe (`hook_reader`) to `script_failure`. It is stopped by `stopping`: TERM, a grace, KILL.
 
 Where that is wanted, rank 0's agent writes each event when it happens (`event_files`: `journal`,
 `metrics_file`, `kubeflow_status`).

@@ -1,7 +1,7 @@
 """The agent of one rank or several, once all have met: it owns their connections.
 
-An agent is put together here: its side of failure detection, the loop that calls it, the server of
-its scripts, and what this agent alone watches (the process of its launcher, notices of the cloud).
+An agent is put together here: the shell of its job, the loop that calls it, the server of its
+scripts, and what this agent alone watches (the process of its launcher, notices of the cloud).
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import gc
 import socket
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from ..base.settings import SupervisionSettings
-from ..base.text import log_line
+from ..base.text import log_line, without_mapping
 from ..host.network import address_of_peer
+from ..job.facts import Facts
 from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
@@ -24,17 +26,16 @@ from ..rendezvous.join import Joined
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import RequestStop
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, most_from_rank_0
-from ..rendezvous.worker import Worker
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
 from .loop import EventLoop
 from .script_server import ScriptServer, job_mark
+from .shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..rendezvous.worker import Worker
     from .claims import Claims
-    from .failure_coordinator import FailureCoordinator
-    from .failure_reporter import FailureReporter
     from .node_check import NodeCheck
 
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
@@ -60,26 +61,25 @@ class Agent:
         self._joined = joined
         self._settings = settings
         self.ranks = membership.agents[own]
-        self.role = participant_of(
+        self.shell = shell_of(
             own,
             membership,
             joined.side,
             settings,
             held=held,
         )
-        self.role.facts.is_starting = is_starting
-        self.role.may_restart = held and membership.round < membership.max_restarts
+        self.shell.facts.is_starting = is_starting
+        self.shell.facts.may_restart = held and membership.round < membership.max_restarts
         self._claims: Claims | None = None
         self._check: NodeCheck | None = None  # of all nodes, where this agent takes part in it
-        self.role.claim = self._claim
-        self.loop = EventLoop(self.role)
+        self.shell.claim = self._claim
+        self.loop = EventLoop(self.shell)
         self.scripts = ScriptServer(
             joined,
             self.ranks,
-            self.role,
+            self.shell,
             self.loop,
         )
-        self.coordinator: FailureCoordinator | None = None  # on rank 0
         if isinstance(joined.side, Coordinator):
             self._accept_returning(joined.side)
             self._note_membership(joined.side, membership)
@@ -109,12 +109,12 @@ class Agent:
         if not self._is_first_of_node:
             return
         if not self._settings.checks:
-            self.role.take(self.ranks[0], NodeSeen(), time.monotonic())
+            self.shell.take(self.ranks[0], NodeSeen(), time.monotonic())
             return
         from .node_check import NodeCheck  # here, as a check may be off
 
         self._check = NodeCheck(
-            self.role,
+            self.shell,
             self.loop,
             self.ranks[0],
             self._joined.plan.secret,
@@ -151,12 +151,12 @@ class Agent:
 
     def _accept_returning(self, server: Coordinator) -> None:
         """Take other agents back that return over another connection."""
-        from .failure_coordinator import FailureCoordinator
+        from .rank_connections import RankConnections
 
-        assert isinstance(self.role, FailureCoordinator)
-        self.coordinator = self.role
-        server.resume = self.role.take_back
-        server.greeted = self.role.expect_return
+        connections = self.shell.connections
+        assert isinstance(connections, RankConnections)
+        server.resume = connections.take_back
+        server.greeted = connections.expect_return
         self.loop.add_reader(
             server.pool.fileno(),
             lambda _: server.serve(),
@@ -176,22 +176,20 @@ class Agent:
 
     def _let_return(self, membership: Membership) -> None:
         """Let this agent return to rank 0's over another connection, if that takes it back."""
-        from .failure_reporter import FailureReporter
-        from .returning import Returning
+        from .rank_0_connection import Rank0Connection
 
-        assert isinstance(self.role, FailureReporter)
-        connection = next(iter(self.role.peers), None)
-        if connection is None or not membership.resume_port:
+        connections = self.shell.connections
+        assert isinstance(connections, Rank0Connection)
+        if not membership.resume_port:
             return
+        returning = connections.returning
         with suppress(OSError):  # it has ended already
-            host = address_of_peer(connection.socket)
-            returning = Returning(
+            host = address_of_peer(connections.connection.socket)
+            returning.aim(
                 self._joined.plan,
                 host,
                 membership.resume_port,
             )
-            self.role.returning = returning
-            self.role.round = membership.round
             # Only wakes the loop up: `turn` polls
             self.loop.add_reader(
                 returning.woken.fileno(),
@@ -212,10 +210,10 @@ class Agent:
         if launcher.file is not None:
             self.loop.remove_reader(launcher.file)
         if launcher.has_left_rank():
-            self.role.orphaned(launcher.text, now)
+            self.shell.orphaned(launcher.text, now)
             self.loop.call_at(
                 now + _EXPLANATION,
-                partial(self.role.stop_orphans, launcher.text),
+                lambda: self.shell.stop_orphans(launcher.text, time.monotonic()),
             )
 
     def _expect_stops(self) -> None:
@@ -228,7 +226,7 @@ class Agent:
             self._watch_notices()
 
     def _request_stop(self, why: str = "the job ends soon") -> None:
-        self.role.take(
+        self.shell.take(
             self.ranks[0],
             RequestStop(why),
             time.monotonic(),
@@ -256,22 +254,22 @@ class Agent:
             self._settings.stop_notice,
             self._settings.notice_address,
             report,
-            self.role.say,
+            self.shell.say,
             self._is_over,
         )
 
 
-def participant_of(
+def shell_of(
     agent: int,
     membership: Membership,
     side: Coordinator | Worker,
     settings: SupervisionSettings,
     *,
     held: bool,
-) -> FailureCoordinator | FailureReporter:
-    """An agent's side of failure detection, on the connections of the rendezvous.
+) -> Shell:
+    """The shell of an agent's job, on the connections of the rendezvous.
 
-    Each process loads one of the two sides.
+    Each process loads what one of the two kinds of agents needs.
     """
     unit = "rank"
     if membership.by_node:
@@ -289,35 +287,58 @@ def participant_of(
         log_line(who, text, event, **more)
 
     ranks = ranks_of(membership)
-    connection_of = _connection_of(agent, membership, side)
+    if agent != 0:
+        ranks = [ranks[rank] for rank in (0, *membership.agents[agent])]
+    peers = connect(ranks, _connection_of(agent, membership, side))
+    facts = Facts({member.rank: member for member in ranks}, settings, is_held=held)
+    shell = Shell(facts, say)
     if isinstance(side, Coordinator):
         from ..job.keys import Keys
-        from .failure_coordinator import FailureCoordinator
+        from .rank_connections import RankConnections
 
-        return FailureCoordinator(
-            ranks,
-            connection_of,
-            settings,
-            held,
-            say,
-            bound=membership.heartbeat_timeout,
-            membership=membership,
-            log=side.log,
-            keys=Keys(membership, side.table),
+        addresses = {}
+        if settings.checks:
+            addresses = _addresses(ranks)
+        RankConnections(
+            shell,
+            peers,
+            membership,
+            Keys(membership, side.table),
+            side.log,
+            addresses=addresses,
             # What connects then may be meant for a store of the script, or its next attempt
             started=side.pool.accept_no_more,
         )
-    from .failure_reporter import FailureReporter
+    else:
+        from .rank_0_connection import Rank0Connection
 
-    known: list[RankState] = [ranks[rank] for rank in (0, *membership.agents[agent])]
-    return FailureReporter(
-        known,
-        connection_of,
-        settings,
-        held,
-        say,
-        bound=membership.heartbeat_timeout,
-    )
+        Rank0Connection(shell, peers, membership.heartbeat_timeout, membership.round)
+    return shell
+
+
+def connect(
+    ranks: Iterable[RankState], connection_of: Mapping[int, HeartbeatConnection]
+) -> dict[HeartbeatConnection, list[RankState]]:
+    """Note which ranks are of other agents; returns those at the other end of each connection."""
+    peers: dict[HeartbeatConnection, list[RankState]] = {}
+    for member in ranks:
+        connection = connection_of.get(member.rank)
+        if connection is not None:
+            member.connection = connection
+            member.is_local = False
+            peers.setdefault(connection, []).append(member)
+    return peers
+
+
+def _addresses(ranks: Iterable[RankState]) -> dict[int, str]:
+    """Where other nodes are, as rank 0's agent sees them, by their first rank."""
+    found = {}
+    for member in ranks:
+        if member.local_rank == 0 and member.connection is not None:
+            with suppress(OSError):  # it has ended already
+                address = address_of_peer(member.connection.socket)
+                found[member.rank] = without_mapping(address)
+    return found
 
 
 def _connection_of(

@@ -25,7 +25,9 @@ from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .agent import Agent
 from .hook_reader import HookReader
 from .link_messages import Begin
-from .monitored_process import LOOK, MonitoredProcess
+from .monitored_process import MonitoredProcess
+from .rank_process import RankProcess
+from .script_failure import LOOK
 from .script_server import CREDENTIALS
 
 _ENDING = 3.0  # seconds for a Python to end once its exit code is known
@@ -43,35 +45,37 @@ class ForeignProcess(MonitoredProcess):
         status: socket.socket,
         agent: Agent,
     ) -> None:
-        super().__init__(
+        of = RankProcess(
             begin.plan.own.rank,
             process,
-            HookReader(pipe, begin.plan.secret),
-            agent,
+            agent.shell,
+            agent.loop,
         )
+        hooks = HookReader(pipe, begin.plan.secret)
+        super().__init__(of, hooks)
         self._status = status
         self._question = ""  # of a script that is about to end and waits for the answer
         self._given = 0  # the exit code that it was told to end with; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._loop.add_reader(
+        self.of.loop.add_reader(
             status.fileno(),
             self._take_status,
         )
         if process.file is not None:
-            self._loop.add_reader(
+            self.of.loop.add_reader(
                 process.file,
                 self._take_end,
             )
 
     def poll(self, now: float) -> None:
-        if self.process.file is None and self.process.has_ended():
+        if self.of.process.file is None and self.of.process.has_ended():
             self._take_end(now)
         super().poll(now)
 
     def let_go(self) -> None:
         """Do not hold up its exit any longer, if it is about to end."""
-        if self.has_ended:
+        if self.of.has_ended:
             self._answer()
 
     def decided(self) -> None:
@@ -82,7 +86,7 @@ class ForeignProcess(MonitoredProcess):
             JOB_ENDS | os.O_NONBLOCK,
         )
         self._reply()
-        self._loop.call_at(self._role.release_at, self.let_go)
+        self.of.loop.call_at(self.of.shell.facts.ends.release_at, self.let_go)
 
     def _answer(self) -> None:
         with suppress(OSError):
@@ -95,7 +99,7 @@ class ForeignProcess(MonitoredProcess):
         except ConnectionResetError:  # an answer was left unread; what was sent before comes next
             return
         if not data:
-            self._loop.remove_reader(self._status.fileno())
+            self.of.loop.remove_reader(self._status.fileno())
             return
         # The kernel adds the sender: a process that the script forks in C ends in the same way.
         senders = []
@@ -103,7 +107,7 @@ class ForeignProcess(MonitoredProcess):
             if kind == socket.SCM_CREDENTIALS:
                 pid, _, _ = CREDENTIALS.unpack(note)
                 senders.append(pid)
-        if senders == [self.process.pid]:
+        if senders == [self.of.process.pid]:
             code = data[0]
             self._take_code(code, now)
         else:
@@ -113,20 +117,20 @@ class ForeignProcess(MonitoredProcess):
         """The script is about to end with this exit code."""
         had_to_stop = code == 0 and not self._given and self._instead(code=0)
         if had_to_stop:  # that is no success
-            self._kill()
+            self.stopping.kill()
             how = ExitStatus(signal=int(signal.SIGKILL))
             self._end(how, now)
-        elif not self.has_ended:
+        elif not self.of.has_ended:
             self._end(ExitStatus(code=code), now)
 
     def _take_end(self, now: float) -> None:
         """The process has ended, whether or not it has reported its exit code."""
-        if self.process.file is not None:
-            self._loop.remove_reader(self.process.file)
-        if self.has_ended:
+        if self.of.process.file is not None:
+            self.of.loop.remove_reader(self.of.process.file)
+        if self.of.has_ended:
             return
         how = ExitStatus()
-        status = self.process.wait_status()
+        status = self.of.process.wait_status()
         if status is not None:
             code = os.waitstatus_to_exitcode(status)
             how = ExitStatus.of_child(code)
@@ -135,36 +139,36 @@ class ForeignProcess(MonitoredProcess):
     def _end(self, how: ExitStatus, now: float) -> None:
         is_failure = how.code != 0
         if is_failure and self._may_be_first():
-            self.is_leaving = not self.process.is_reaped()
+            self.is_leaving = not self.of.process.is_reaped()
         end = self.ended(how, now)
         if self.is_leaving:
             until = now + _ENDING
             self._leave(until)
         if end.succeeded:
             return
-        cause = self._role.root_cause
-        is_first = cause is not None and cause.is_first(self.rank)
-        if is_first or self.stopped_by_us or not end.is_secondary:
+        cause = self.of.shell.root_cause
+        is_first = cause is not None and cause.is_first(self.of.rank)
+        if is_first or self.stopping.stopped_by_us or not end.is_secondary:
             self.let_go()
 
     def _may_be_first(self) -> bool:
         """Whether the launcher may have to see its exit code before those of other ranks."""
-        cause = self._role.root_cause
+        cause = self.of.shell.root_cause
         if cause is None:
-            return self._role.detects
-        return cause.is_first(self.rank)
+            return self.of.shell.facts.detects
+        return cause.is_first(self.of.rank)
 
     def _leave(self, until: float) -> None:
         """Report when its parent has read its exit code: libraries end after that is known here."""
         now = time.monotonic()
-        if self.process.has_ended():
+        if self.of.process.has_ended():
             until = min(until, now + _READING)
-        is_seen = self.process.is_reaped() or not self._may_be_first()
+        is_seen = self.of.process.is_reaped() or not self._may_be_first()
         if is_seen or now >= until:
             self.is_leaving = False
-            self._role.take(self.rank, Reaped(), now)
+            self.of.take(Reaped(), now)
             return
-        self._loop.call_at(
+        self.of.loop.call_at(
             now + LOOK,
             partial(self._leave, until),
         )
@@ -186,39 +190,39 @@ class ForeignProcess(MonitoredProcess):
             return
         if self._question == ASK:
             code = 0
-            if self._exception is not None:
+            if self.failure.exception is not None:
                 code = 1
             self._given = self._instead(code)
             answer = self._given
         else:
             answer = 0
-            cause = self._role.root_cause
+            cause = self.of.shell.root_cause
             if cause is not None:
-                is_of_another = self.rank not in cause.ranks
+                is_of_another = self.of.rank not in cause.ranks
                 answer = int(is_of_another)
         self._question = ""
         with suppress(OSError):
             self._status.send(bytes([answer]))
 
     def _is_decided(self) -> bool:
-        cause = self._role.root_cause
+        cause = self.of.shell.root_cause
         if cause is not None:
             return True
-        own = ExitStatus(exception=self._exception)
+        own = ExitStatus(exception=self.failure.exception)
         if not own.is_secondary:
             return True
         # Rank 0 decides, and cannot be reached any more
-        return self.rank > 0 and not self._role.peers
+        return self.of.rank > 0 and not self.of.shell.peers.members
 
     def _instead(self, code: int) -> int:
         """The exit code of the job, if the script must not end with this one; 0: it may."""
-        cause = self._role.root_cause
+        cause = self.of.shell.root_cause
         if cause is None:
             return 0
         end = ExitStatus(
             code=code,
-            external_signal=self.external_signal,
-            stopped_by_us=self.stopped_by_us,
-            exception=self._exception,
+            external_signal=self.stopping.external_signal,
+            stopped_by_us=self.stopping.stopped_by_us,
+            exception=self.failure.exception,
         )
         return cause.exit_code_for(end)

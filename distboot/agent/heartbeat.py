@@ -24,13 +24,12 @@ What always holds:
 
 from __future__ import annotations
 
-import errno
 import socket
-import struct
 import time
 from typing import NamedTuple
 
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEARTBEAT, Channel
+from .host_signs import Probe, silence_of
 from .peer_connection import PeerConnection
 
 BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
@@ -42,54 +41,19 @@ _PATIENCE = 0.75  # without any sign of the peer's kernel, until another port of
 _FROZEN = 2.3
 _CONFIRMING = 2.0  # seconds; a network takes milliseconds, and peers are polled once a second
 _PROBE_LIMIT = 0.9  # seconds for that other port to answer, at least
-# Tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv: linux/tcp.h
-_TCP_INFO = struct.Struct("24xI24xII")
-
-_PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
-_ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
-# Not decided yet: on its way, or there was no file left for it
-_PENDING = (errno.EINPROGRESS, errno.EALREADY, errno.EMFILE, errno.ENFILE)
 
 
-class Probe:
-    """An attempt to connect to the host of a connection at another port."""
-
-    def __init__(self, connection: socket.socket, end: float) -> None:
-        self.end = end  # when it has to be answered
-        self._connection = connection
-        self._socket: socket.socket | None = None
-        self._result = self._attempt()
-
-    def is_answered(self) -> bool:
-        """Whether the host has accepted or refused by now."""
-        if self._result in _PENDING:
-            self._result = self._attempt()
-        if self._result not in _PENDING:
-            self.close()
-        return self._result in _ANSWERS
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-
-    def _attempt(self) -> int:
-        """Begin to connect, or find out how that has ended: connect(2)."""
-        try:
-            host, _, *scope = self._connection.getpeername()
-            if self._socket is None:
-                family = self._connection.family
-                self._socket = socket.socket(family, socket.SOCK_STREAM)
-                self._socket.setblocking(False)
-            return self._socket.connect_ex((host, _PORT, *scope))
-        except OSError as error:
-            return error.errno or errno.EHOSTUNREACH
+# What a peer is found to be
+LOST = "lost"
+UNREACHABLE = "unreachable"  # only the connection to it is lost
+REACHABLE = "reachable"  # again
 
 
-class LivenessFault(NamedTuple):
-    """What is wrong with a peer."""
+class Finding(NamedTuple):
+    """What is new about a peer."""
 
-    is_lost: bool  # otherwise only the connection to it is
-    why: str  # reads well after "rank 3"
+    kind: str
+    text: str  # why, to follow "rank 3"; of one that is reachable again for how long it was not
 
 
 class HeartbeatConnection(PeerConnection):
@@ -123,11 +87,6 @@ class HeartbeatConnection(PeerConnection):
         return self.unreachable_since is None
 
     @property
-    def is_away(self) -> bool:
-        """Whether the connection has ended, and its peer may return over another one."""
-        return self.is_closed and self.unreachable_since is None
-
-    @property
     def is_silent(self) -> bool:
         """Whether it is unreachable, and no message has arrived from it since."""
         if self.unreachable_since is None:
@@ -135,9 +94,10 @@ class HeartbeatConnection(PeerConnection):
         return not self._has_spoken
 
     def unreachable_for(self, now: float) -> str:
-        """`"40 s"`."""
-        since = self.unreachable_since or now
-        return f"{now - since:.0f} s"
+        """`"40 s"`; empty: it is reachable."""
+        if self.unreachable_since is None:
+            return ""
+        return f"{now - self.unreachable_since:.0f} s"
 
     def heartbeat(self) -> None:
         """Send a heartbeat, unless bytes wait that are as good a sign."""
@@ -161,19 +121,8 @@ class HeartbeatConnection(PeerConnection):
         self._confirmed = now
 
     def silence(self) -> tuple[float, bool]:
-        """Seconds without a sign of the peer's kernel, and whether it has confirmed all bytes."""
-        try:
-            info = self.socket.getsockopt(
-                socket.IPPROTO_TCP,
-                socket.TCP_INFO,
-                _TCP_INFO.size,
-            )
-        except (OSError, AttributeError):  # as on other systems than Linux
-            return 0.0, True
-        unconfirmed, *received = _TCP_INFO.unpack(info)
-        seconds = min(received) / 1000
-        is_confirmed = unconfirmed == 0
-        return seconds, is_confirmed
+        """See `silence_of`."""
+        return silence_of(self.socket)
 
     def is_unusually_silent(self) -> bool:
         """Whether the peer's host may just have died: a heartbeat is due, or an answer to ours."""
@@ -188,7 +137,7 @@ class HeartbeatConnection(PeerConnection):
         was_asked = now < self._looked + _CONFIRMING
         return was_asked and now > self._confirmed + _CONFIRMING
 
-    def fault(self, now: float) -> LivenessFault | None:
+    def fault(self, now: float) -> Finding | None:
         """What is wrong with the peer, if that is known.
 
         To be called after reading, if nothing has arrived: once a second, or at `no_fault_before`.
@@ -213,7 +162,7 @@ class HeartbeatConnection(PeerConnection):
         if is_answered:
             return self._cut(now, silence)
         why = f"no answer for {self._bound:g} s: the host, or the network to it, is down"
-        return LivenessFault(True, why)
+        return Finding(LOST, why)
 
     def _look_later(self, now: float, silence: float) -> None:
         """A silence grows by a second a second; bytes that are not confirmed are looked at sooner."""
@@ -241,24 +190,26 @@ class HeartbeatConnection(PeerConnection):
             left -= silence
         return max(left, _PROBE_LIMIT)
 
-    def _cut(self, now: float, silence: float) -> LivenessFault | None:
+    def _cut(self, now: float, silence: float) -> Finding | None:
         """The host answers at another port, but nothing gets through on this connection."""
         if self.unreachable_since is not None:  # that was reported
             return None
         self.unreachable_since = now - silence
         self._has_spoken = False
         why = f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)"
-        return LivenessFault(False, why)
+        return Finding(UNREACHABLE, why)
 
-    def _frozen(self, now: float) -> LivenessFault | None:
+    def _frozen(self, now: float) -> Finding | None:
         """The peer's kernel answers, and no heartbeat has arrived."""
         if self.unreachable_since is not None:  # the time without heartbeats begins now
+            seconds = self.unreachable_for(now)
             self.unreachable_since = None
             self.heard = now
-            return None
-        seconds = self._frozen_after
-        why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
-        return LivenessFault(True, why)
+            return Finding(REACHABLE, seconds)
+        why = (
+            f"no answer for {self._frozen_after:.0f} s, though the host answers: stopped or frozen"
+        )
+        return Finding(LOST, why)
 
     def end(self) -> None:
         super().end()

@@ -27,7 +27,9 @@ from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
 from .hook_reader import HookReader
 from .link import VARIABLE, AgentLink
-from .monitored_process import LOOK, PRINTING, MonitoredProcess
+from .monitored_process import MonitoredProcess
+from .rank_process import RankProcess
+from .script_failure import LOOK, PRINTING
 from .session import Session
 
 TYPE_CHECKING = False
@@ -58,9 +60,9 @@ class WrapperAgent:
         self._restarts = restarts
         self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
-        self._role = self._agent.role
+        self._shell = self._agent.shell
         self.ranks = self._agent.ranks
-        self.may_restart = self._role.may_restart
+        self.may_restart = self._shell.facts.may_restart
         if restarts is not None:
             self._begin_round(restarts)
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
@@ -93,11 +95,11 @@ class WrapperAgent:
         restarts.begin(
             membership.round,
             membership.max_restarts,
-            is_rank_0=self._agent.coordinator is not None,
+            is_rank_0=0 in self.ranks,
         )
         if membership.max_restarts:
-            self._role.restarts = restarts
-            self._role.facts.restarts = restarts
+            self._shell.restarts = restarts
+            self._shell.facts.restarts = restarts
 
     def link(self, rank: int) -> AgentLink:
         """The link to this agent for this process, as a rank of its own."""
@@ -120,7 +122,7 @@ class WrapperAgent:
         child = self._children.get(rank)
         if child is None:
             return None
-        return child.ending
+        return child.stopping.ending
 
     def start(
         self, pids: Mapping[int, int], done: Callable[[], None], *, shares_keys: bool
@@ -139,7 +141,7 @@ class WrapperAgent:
     @property
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
-        cause = self._role.root_cause
+        cause = self._shell.root_cause
         if cause is None or not cause.restarts:
             return None
         if self._leaves:
@@ -149,7 +151,7 @@ class WrapperAgent:
     @property
     def _leaves(self) -> bool:
         """Whether this agent takes no part in another round."""
-        return self._is_asked or self._role.facts.is_orphaned
+        return self._is_asked or self._shell.facts.is_orphaned
 
     def asked(self, number: int) -> None:
         """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
@@ -159,10 +161,10 @@ class WrapperAgent:
 
     def holds_term(self, rank: int) -> bool:
         """Whether `ctx.preempted` tells the script of a rank to stop, in place of SIGTERM."""
-        if self.is_done or self._role.stops.is_read(rank) is False:
+        if self.is_done or self._shell.stops.is_read(rank) is False:
             return False
         child = self._children[rank]
-        self._call(child.tell_to_stop)
+        self._call(child.stopping.tell_to_stop)
         return True
 
     def outlived(self, signals: set[int]) -> None:
@@ -180,7 +182,7 @@ class WrapperAgent:
         """SIGQUIT has arrived; returns whether it makes this agent show where all ranks are."""
         if not self._settings.quit_shows:
             return False
-        self._call(lambda now: self._role.ask_stacks(self._show_stacks, now))
+        self._call(lambda now: self._shell.ask_stacks(self._show_stacks, now))
         return True
 
     def ended(self, rank: int, code: int) -> None:
@@ -196,7 +198,7 @@ class WrapperAgent:
     def _ended(self, rank: int, end: ExitStatus, due: float, now: float) -> None:
         """Report its end once its output has been passed on, or `due` has come."""
         child = self._children[rank]
-        if child.has_passed_on() or now >= due:
+        if child.failure.has_passed_on() or now >= due:
             child.ended(end, now)
             return
         again = partial(self._ended, rank, end, due)
@@ -204,11 +206,11 @@ class WrapperAgent:
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
-        self._call(lambda _: self._role.hurry())
+        self._call(lambda _: self._shell.hurry())
 
     def final(self, codes: Mapping[int, int]) -> int:
         """The exit code of the wrapper, for those of its children, in the order of their ends."""
-        cause = self._role.root_cause
+        cause = self._shell.root_cause
         found = {rank: self._final_code(rank, code) for rank, code in codes.items()}
         first: Sequence[int] = ()
         if cause is not None:
@@ -222,10 +224,10 @@ class WrapperAgent:
 
     def _final_code(self, rank: int, code: int) -> int:
         """The exit code that counts for a rank whose child has ended with `code`."""
-        end = self._role.members[rank].end
+        end = self._shell.facts.members[rank].end
         if end is None:  # the loop has ended before
             return code
-        cause = self._role.root_cause
+        cause = self._shell.root_cause
         instead = 0
         if cause is not None:
             instead = cause.exit_code_for(end)
@@ -239,7 +241,7 @@ class WrapperAgent:
         found = []
         for number, ranks in enumerate(membership.agents):
             node = node_of[ranks[0]]
-            lost_at = [self._role.lost_at.get(rank, 0.0) for rank in ranks]
+            lost_at = [self._lost_at(rank) for rank in ranks]
             agent = EarlierAgent(
                 number,
                 membership.hosts[node],
@@ -248,9 +250,16 @@ class WrapperAgent:
             found.append(agent)
         return tuple(found)
 
+    def _lost_at(self, rank: int) -> float:
+        """0: as far as this agent knows, it was not lost."""
+        member = self._shell.facts.members.get(rank)
+        if member is None:
+            return 0.0
+        return member.lost_at
+
     def leave_job(self) -> None:
         """End without a failure of this rank: the wrapper becomes the command."""
-        self._call(lambda _: self._role.leave())
+        self._call(lambda _: self._shell.leave())
         self._thread.join(_END_LIMIT)
 
     def __enter__(self) -> WrapperAgent:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -264,7 +273,7 @@ class WrapperAgent:
             for file in (self._woken, self._wake, *self._reports.values()):
                 os.close(file)
             for child in self._children.values():
-                child.process.close()
+                child.of.process.close()
 
     def _work(self) -> None:
         try:
@@ -288,25 +297,28 @@ class WrapperAgent:
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
         text = shown("\n".join(lines))
-        self._role.say(f"where all ranks are:{text}", event="stacks")
+        self._shell.say(f"where all ranks are:{text}", event="stacks")
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():
             child.terminating(now, of_wrapper=True)
 
     def _begin(self, pids: Mapping[int, int], now: float, *, shares_keys: bool) -> None:
-        self._role.shares_keys = shares_keys
-        if self._agent.coordinator is not None:
-            self._agent.coordinator.facts.is_served = self.only_serves_rank_0
+        self._shell.own.shares_keys = shares_keys
+        if 0 in self.ranks:
+            self._shell.facts.is_served = self.only_serves_rank_0
         for rank, pid in pids.items():
-            self._children[rank] = MonitoredProcess(
+            of = RankProcess(
                 rank,
                 Process(pid),
-                HookReader(self._reports[rank], self._secret),
-                self._agent,
+                self._shell,
+                self._agent.loop,
             )
+            hooks = HookReader(self._reports[rank], self._secret)
+            child = MonitoredProcess(of, hooks)
+            self._children[rank] = child
             if rank in self._passed_on:
-                self._children[rank].has_passed_on = self._passed_on[rank]
-            self._role.take(rank, Register(pid, cpus=self.cpus[rank]), now)
+                child.failure.has_passed_on = self._passed_on[rank]
+            self._shell.take(rank, Register(pid, cpus=self.cpus[rank]), now)
             phases = Phases(dict(self._job.steps))
-            self._role.take(rank, phases, now)
+            self._shell.take(rank, phases, now)

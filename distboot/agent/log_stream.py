@@ -28,7 +28,9 @@ from .log_lines import PlainLines, PrefixedLines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .logs import LogFile
+    from typing import TextIO
+
+    from .log_file import LogFile
 
 # Seconds for the rest of a line to arrive; then it is passed on as it is, as a prompt has to be
 _HOLD = 0.1
@@ -255,3 +257,13 @@ def _is_same_file(one: int | None, other: int) -> bool:
         with suppress(OSError):  # it is closed
             return os.path.sameopenfile(one, other)
     return False
+
+
+def file_of(stream: TextIO | None) -> int | None:
+    """The descriptor of a stream.
+
+    None: it was closed before this process started, and another file may have its number now.
+    """
+    if stream is None:
+        return None
+    return stream.fileno()

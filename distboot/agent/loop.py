@@ -4,12 +4,11 @@ One thread, one selector. A *reader* is a file, and what is called with the time
 readable: the connections to other agents, the sockets of scripts, the pipes of crash hooks,
 descriptors of processes. A *timer* is a time, and what is called then. One turn is, in this order:
 
-1. Sleep until a file is readable, a timer or the side of failure detection is due, or the next
-   tick.
+1. Sleep until a file is readable, a timer or the shell is due, or the next tick.
 2. Call the readers. One that was removed by another reader of the same turn is not called: its
    descriptor may already be that of another file.
 3. Once a second, tick: poll what no file tells (processes that are stopped, silent peers).
-4. `turn` of the side: decide on what has arrived. After the readers, so that it decides on all of
+4. `turn` of the shell: decide on what has arrived. After the readers, so that it decides on all of
    it at once: who failed first may have been read after who failed for that.
 5. Execute orders: TERM, a grace, KILL.
 6. Call the timers that are due.
@@ -41,24 +40,25 @@ from .heartbeat import HeartbeatConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .participant import Participant
+    from .shell import Shell
 
 _TICK = 1.0  # seconds between two polls of what no file tells
 _ASLEEP = 2.0  # seconds by which a tick is late if this process was stopped or starved
 
 
 class EventLoop:
-    """Calls one side of failure detection, readers and timers."""
+    """Calls the shell of an agent, readers and timers."""
 
-    def __init__(self, role: Participant) -> None:
-        self._role = role
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._tick_at = 0.0
-        role.add_reader = self.add_reader
-        role.remove_reader = self.remove_reader
-        for connection in role.peers:
-            self.add_reader(connection, partial(role.read, connection))
+        peers = shell.peers
+        peers.add_reader = self.add_reader
+        peers.remove_reader = self.remove_reader
+        for connection in peers.members:
+            self.add_reader(connection, partial(peers.read, connection))
 
     def add_reader(self, file: int | HeartbeatConnection, ready: Callable[[float], None]) -> None:
         self._selector.register(file, selectors.EVENT_READ, ready)
@@ -72,25 +72,25 @@ class EventLoop:
         self._timers.append((at, call))
 
     def run(self) -> None:
-        """Take turns until the side is over."""
+        """Take turns until the shell is over."""
         try:
             now = time.monotonic()
             self._tick_at = now + _TICK
-            while not self._role.over(now):
+            while not self._shell.over(now):
                 self._take_turn(now)
                 now = time.monotonic()
-            self._role.finish()
+            self._shell.finish()
         except Exception as error:  # noqa: BLE001 - see the top of this file
             self._give_up(error)
         finally:
-            self._role.close()
+            self._shell.close()
             self._selector.close()
 
     def _take_turn(self, now: float) -> None:
         ready = self._selector.select(max(self._due(now) - now, 0.0))
         now = time.monotonic()
         if now > self._tick_at + _ASLEEP:
-            for connection in self._role.peers:
+            for connection in self._shell.peers.members:
                 connection.heard = now
         for key, _ in ready:
             is_registered = self._selector.get_map().get(key.fd) is key
@@ -98,14 +98,14 @@ class EventLoop:
                 key.data(now)
         if now >= self._tick_at:
             self._tick_at = now + _TICK
-            self._role.tick(now)
-        self._role.turn(now)
-        self._role.execute_stops(now)
+            self._shell.tick(now)
+        self._shell.turn(now)
+        self._shell.own.execute(now)
         self._call_timers(now)
-        self._role.stops.publish()
+        self._shell.stops.publish()
 
     def _due(self, now: float) -> float:
-        due = min(self._tick_at, self._role.due(now))
+        due = min(self._tick_at, self._shell.due(now))
         for at, _ in self._timers:
             due = min(due, at)
         return due
@@ -125,5 +125,5 @@ class EventLoop:
         place = f"{os.path.basename(last.filename)}:{last.lineno}"
         bug = f"{type(error).__name__}: {first_line(error)} ({place})"
         what = "this rank continues without failure detection, because of a bug in it"
-        self._role.say(f"warning: {what}: {bug}")
-        self._role.leave()
+        self._shell.say(f"warning: {what}: {bug}")
+        self._shell.leave()

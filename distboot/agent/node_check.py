@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .link_probe import LinkServer
     from .loop import EventLoop
-    from .participant import Participant
+    from .shell import Shell
 
 _FAILED = "its check has failed"
 _CLOSES = 6.0  # seconds after which no neighbor asks any more
@@ -36,13 +36,13 @@ class NodeCheck:
 
     def __init__(
         self,
-        role: Participant,
+        shell: Shell,
         loop: EventLoop,
         rank: int,
         secret: str,
         host_of_rank_0: str,
     ) -> None:
-        self._role = role
+        self._shell = shell
         self._loop = loop
         self._rank = rank
         self._secret = secret  # of the job
@@ -76,7 +76,7 @@ class NodeCheck:
         with suppress(PortInUse):  # without a port it cannot be probed, and does not probe
             self._server = LinkServer()
             self._tell(Probeable(self._server.port, self._server.token))
-            self._role.probe = self._probe
+            self._shell.probe = self._probe
             self._loop.call_at(time.monotonic() + _CLOSES, self._server.close)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class NodeCheck:
     def _take(self, now: float) -> None:
         self._woken.recv(100)
         while not self._found.empty():
-            self._role.take(self._rank, self._found.get(), now)
+            self._shell.take(self._rank, self._found.get(), now)
 
 
 def _look(pid: int, secret: str, *, is_rank: bool) -> NodeSeen:

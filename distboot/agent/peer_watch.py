@@ -5,120 +5,145 @@ turn) is *polled*: what has arrived is read. A peer from which nothing has arriv
 is polled, as soon as its silence can be a fault, each second until a message arrives, and
 `HeartbeatConnection.fault` judges the silence:
 
-- lost: its host is down, or its process is stopped. Its ranks are lost (`_lose`).
+- lost: its host is down, or its process is stopped. Its ranks are lost (`lose`).
 - unreachable: the host answers, but not on this connection. The job goes on, and what is for the
-  peer is kept (`_unreachable`), until it answers again (`_reachable`).
+  peer is kept (`unreachable`), until it answers again (`reachable`).
 
-A launcher that sees a host die sends SIGTERM to all other ranks, long before a heartbeat is missed.
-So a SIGTERM is a *question*: each peer that is unusually silent at that moment has a tenth of a
-second to show that its host is there (`_question`); one that does not is lost (`_lose_silent`).
+Where a SIGTERM arrives, the hosts of peers that are unusually silent are asked (`host_signs`). One
+that does not answer is lost (`lose_silent`).
 
-What always holds: `peers` has exactly the open connections, those that have ended and may be
-replaced included. A connection that is in `_doubtful`, or that the loop reads, is in `peers`.
+What follows from that is up to the `PeerEvents` of the agent: `rank_connections` on rank 0,
+`rank_0_connection` on any other.
+
+What always holds: `members` has exactly the open connections, those that have ended and may be
+replaced included. A connection that is in `_doubtful`, or that the loop reads, is in `members`.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from math import inf
 from operator import attrgetter
 
 from ..job.messages import KINDS
 from ..job.root_cause import RankState
 from ..rendezvous.messages import Detach
 from ..rendezvous.protocol import Broadcast, Channel, ProtocolError
-from .heartbeat import BEATS, HeartbeatConnection, Probe
+from .heartbeat import BEATS, LOST, REACHABLE, UNREACHABLE, HeartbeatConnection
+from .host_signs import Questions
 from .peer_connection import DisconnectedError, PeerConnection
 
-# Seconds for the host of a silent peer to answer after a signal: mpirun kills a rank 0.24 s later
-_HOST_ANSWERS = 0.1
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .peer_events import PeerEvents
+
 _SUSPECT_POLL = 0.1  # seconds between two polls of a peer whose host is being asked
-_FEW = 32  # peers, all of which are polled each second
+_FEW = 32  # peers that are polled in one second, unless each one is due
 _is_suspect = attrgetter("is_suspect")
 DISCONNECTED = "the connection closed without an exit report"
 
 
 class PeerWatch:
-    """The connections to other agents. All times are those of `time.monotonic`."""
+    """The connections to other agents. All times are those of `time.monotonic`.
 
-    bound: float  # seconds for which a host may give no sign
+    Args:
+        members: the ranks at the other end of each connection.
+        events: hears of them.
+        bound: seconds for which a host may give no sign.
+        beats: of the bound, between two heartbeats of ours.
+    """
+
     # Of the loop
     add_reader: Callable[[int | HeartbeatConnection, Callable[[float], None]], None]
     remove_reader: Callable[[int | HeartbeatConnection], None]
 
-    def __init__(self, peers: Mapping[HeartbeatConnection, list[RankState]]) -> None:
-        # The ranks at the other end of each connection
-        self.peers: dict[HeartbeatConnection, list[RankState]] = dict(peers)
+    def __init__(
+        self,
+        members: Mapping[HeartbeatConnection, list[RankState]],
+        events: PeerEvents,
+        bound: float,
+        beats: float = BEATS,
+    ) -> None:
+        self.members = dict(members)
+        self.bound = bound
+        self.add_reader = lambda _file, _ready: None
+        self.remove_reader = lambda _: None
+        self._events = events
+        self._heard_by = {
+            LOST: events.lose,
+            UNREACHABLE: events.unreachable,
+            REACHABLE: events.reachable,
+        }
         self._backlog: set[PeerConnection] = set()  # those with something left to send
-        for connection in self.peers:
+        for connection in self.members:
             connection.backlog = self._backlog
         self._doubtful: set[HeartbeatConnection] = set()
-        self._questioned: dict[HeartbeatConnection, Probe] = {}
+        self._questions: Questions[HeartbeatConnection] = Questions()
         self._ticks = 0
-        self._between = max(int(BEATS * self.bound), 1)  # ticks between two heartbeats
+        self._between = max(int(beats * bound), 1)  # ticks between two heartbeats
         # Not closed before the end, which would be a failure to the peer
         self._abandoned: list[HeartbeatConnection] = []
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether no other agent can be reached, for now."""
-        return all(connection.unreachable_since is not None for connection in self.peers)
-
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         """Receive and handle the messages of another agent."""
-        self._read(connection, now)
-
-    def _read(self, connection: HeartbeatConnection, now: float) -> None:
         try:
-            for rank, message in connection.receive(now, *KINDS):
-                if connection in self.peers:  # the message before may have ended it
-                    self._take_from(
-                        connection,
-                        rank,
-                        message,
-                        now,
-                    )
+            received = connection.receive(now, *KINDS)
+            self._take(received, connection, now)
         except DisconnectedError as error:
-            self._disconnected(connection, error, now)
+            self._events.disconnected(connection, error, now)
         except ProtocolError as error:
-            self._abandon(connection, str(error), now)
+            self._events.abandon(connection, str(error), now)
 
-    def _tick_peers(self, now: float) -> None:
+    def _take(
+        self,
+        received: Iterable[tuple[int, object]],
+        connection: HeartbeatConnection,
+        now: float,
+    ) -> None:
+        for rank, message in received:
+            if connection in self.members:  # the message before may have ended it
+                self._events.take_from(
+                    connection,
+                    rank,
+                    message,
+                    now,
+                )
+
+    def tick(self, now: float) -> None:
         """Once a second: send what is left, poll the peers, and send heartbeats."""
         for connection in list(self._backlog):
             self._backlog.discard(connection)
             connection.flush()
         self._ticks += 1
-        peers = list(self.peers)
-        parts = 1
-        if len(peers) > _FEW:
-            parts = max(int(BEATS * self.bound), 1)
+        peers = list(self.members)
+        most = max(int(BEATS * self.bound), 1)
+        parts = min(1 + len(peers) // (_FEW + 1), most)
+        part = peers[self._ticks % parts :: parts]
         doubtful = [each for each in self._doubtful if now >= each.no_fault_before]
-        for connection in {*peers[self._ticks % parts :: parts], *doubtful}:
+        for connection in {*part, *doubtful}:
             self._poll(connection, now)
         # After that, as a kernel needs time to confirm a heartbeat
-        for connection in peers[self._ticks % self._between :: self._between]:
-            if self._is_running(connection):
+        beaten = peers[self._ticks % self._between :: self._between]
+        for connection in beaten:
+            if self._events.is_running(connection):
                 connection.heartbeat()
 
     def _suspects(self) -> list[HeartbeatConnection]:
         """The peers whose hosts are being asked."""
         return list(filter(_is_suspect, self._doubtful))
 
-    def _poll_suspects(self, now: float) -> None:
+    def poll_suspects(self, now: float) -> None:
         """In each turn: poll the suspects."""
         for connection in self._suspects():
             self._poll(connection, now)
-        had_time = [each for each, probe in self._questioned.items() if now >= probe.end]
-        for connection in had_time:
-            self._judge_silent(connection, now)
+        for connection in self._questions.unanswered(now):
+            if connection in self.members and connection.is_unusually_silent():
+                self._events.lose_silent(connection, now)
 
-    def _suspects_due(self, now: float) -> float:
-        """When `_poll_suspects` is to be called next."""
-        ends = [probe.end for probe in self._questioned.values()]
-        due = min(ends, default=inf)
+    def due(self, now: float) -> float:
+        """When `poll_suspects` is to be called next."""
+        due = self._questions.due()
         if self._suspects():
             due = min(due, now + _SUSPECT_POLL)
         return due
@@ -127,25 +152,15 @@ class PeerWatch:
         """Read what has arrived; if nothing has, find out whether the peer is still there."""
         if connection.is_closed:
             return
-        self._read(connection, now)  # rank 0 sends the replies later in this turn
-        if self._is_heard(connection, now) or not self._is_running(connection):
+        self.read(connection, now)  # rank 0 sends the replies later in this turn
+        if self._is_heard(connection, now) or not self._events.is_running(connection):
             self._doubtful.discard(connection)
             return
         self._doubtful.add(connection)
-        since = connection.unreachable_since
-        fault = connection.fault(now)
-        if fault is None:
-            if since is not None and connection.unreachable_since is None:
-                self._reachable(connection, now - since, now)
-        elif fault.is_lost:
-            self._lose(
-                connection,
-                fault.why,
-                fault.why,
-                now,
-            )
-        else:
-            self._unreachable(connection, fault.why, now)
+        found = connection.fault(now)
+        if found is not None:
+            hear = self._heard_by[found.kind]
+            hear(connection, found.text, now)
 
     @staticmethod
     def _is_heard(connection: HeartbeatConnection, now: float) -> bool:
@@ -154,79 +169,39 @@ class PeerWatch:
             return True
         return connection.unreachable_since is None and connection.heard == now
 
-    def _is_running(self, connection: HeartbeatConnection) -> bool:
+    def has_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a rank at the other end of an open connection has not ended."""
-        for member in self.peers.get(connection, ()):
-            if member.end is None:
-                return True
-        return False
+        members = self.members.get(connection, ())
+        return any(member.end is None for member in members)
 
-    def _question_peers(self, now: float) -> None:
+    def question_all(self, now: float) -> None:
         """A signal has arrived here: ask the hosts that are silent."""
-        for connection in self.peers:
-            if self._is_running(connection):
-                self._question(connection, now)
+        for connection in self.members:
+            if self._events.is_running(connection) and connection.is_unusually_silent():
+                self._questions.ask(connection, now)
 
-    def _question(
-        self,
-        connection: HeartbeatConnection,
-        now: float,
-    ) -> None:
-        """A signal has arrived: ask the host of a peer that is unusually silent."""
-        if connection.is_unusually_silent():
-            probe = Probe(connection.socket, now + _HOST_ANSWERS)
-            self._questioned[connection] = probe
-
-    def _judge_silent(self, connection: HeartbeatConnection, now: float) -> None:
-        probe = self._questioned.pop(connection)
-        is_answered = probe.is_answered()
-        probe.close()
-        if is_answered or connection not in self.peers:
-            return
-        if connection.is_unusually_silent():
-            self._lose_silent(connection, now)
-
-    def _send(self, message: object, rank: int = 0) -> None:
+    def send(self, message: object, rank: int = 0) -> None:
+        """Send a message to all."""
         broadcast = Broadcast(message)
-        for connection in self.peers:
+        for connection in self.members:
             connection.send(broadcast, rank)
 
-    def _disconnected(
-        self,
-        connection: HeartbeatConnection,
-        error: DisconnectedError,
-        now: float,
-    ) -> None:
-        """A connection has ended: its peer may have ended, too."""
-        self._lose(
-            connection,
-            DISCONNECTED,
-            str(error),
-            now,
-        )
-
-    def _end_connection(self, connection: HeartbeatConnection) -> None:
+    def end(self, connection: HeartbeatConnection) -> None:
         """A connection has ended, and its peer may return over another one."""
         self.remove_reader(connection)
         self._doubtful.discard(connection)
         connection.end()
 
-    def _drain(self, connection: HeartbeatConnection, now: float) -> bool:
+    def drain(self, connection: HeartbeatConnection, now: float) -> bool:
         """Handle all that arrived on a connection before another one replaces it.
 
-        Returns whether its peer is still one of `peers`.
+        Returns whether its peer is still one of `members`.
         """
-        for rank, message in connection.drain(now, *KINDS):
-            if connection in self.peers:
-                self._take_from(
-                    connection,
-                    rank,
-                    message,
-                    now,
-                )
-        return connection in self.peers
+        received = connection.drain(now, *KINDS)
+        self._take(received, connection, now)
+        return connection in self.members
 
-    def _use(
+    def use(
         self,
         connection: HeartbeatConnection,
         new: socket.socket,
@@ -237,78 +212,22 @@ class PeerWatch:
         connection.replace(new, channel)
         self.add_reader(connection, partial(self.read, connection))
 
-    def _abandon(
-        self,
-        connection: HeartbeatConnection,
-        why: str,  # noqa: ARG002 - the sides print it
-        now: float,  # noqa: ARG002
-    ) -> None:
+    def abandon(self, connection: HeartbeatConnection) -> None:
         """Go on without failure detection to an agent, for good."""
         connection.send(Detach())
         self._abandoned.append(connection)
-        self._forget(connection)
+        self.forget(connection)
 
-    def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
+    def forget(self, connection: HeartbeatConnection) -> list[RankState]:
         """Remove a connection from the peers; returns the ranks at its other end."""
         self.remove_reader(connection)
         self._doubtful.discard(connection)
-        members = self.peers.pop(connection)
+        members = self.members.pop(connection)
         for member in members:
             member.connection = None
         return members
 
     def close(self) -> None:
-        for connection in self.peers:
+        for connection in (*self.members, *self._abandoned):
             connection.close()
-        for connection in self._abandoned:
-            connection.close()
-        for probe in self._questioned.values():
-            probe.close()
-
-    # What each side of failure detection does about a peer
-
-    def _take_from(
-        self,
-        connection: HeartbeatConnection,
-        rank: int,
-        message: object,
-        now: float,
-    ) -> None:
-        """Handle a message of another agent; `ProtocolError`: it must not send that."""
-        raise NotImplementedError
-
-    def _lose(
-        self,
-        connection: HeartbeatConnection,
-        why: str,
-        how: str,
-        now: float,
-    ) -> None:
-        """An agent is lost, and its ranks with it; `how` the connection ended, if that is known."""
-        raise NotImplementedError
-
-    def _lose_silent(
-        self,
-        connection: HeartbeatConnection,
-        now: float,
-    ) -> None:
-        """A host was silent when a signal arrived, and has not answered."""
-        raise NotImplementedError
-
-    def _unreachable(
-        self,
-        connection: HeartbeatConnection,
-        why: str,
-        now: float,
-    ) -> None:
-        """A peer does not answer, though its host does."""
-        raise NotImplementedError
-
-    def _reachable(
-        self,
-        connection: HeartbeatConnection,
-        seconds: float,
-        now: float,
-    ) -> None:
-        """A peer answers again, after so many seconds; the kernels send what was kept."""
-        raise NotImplementedError
+        self._questions.close()

@@ -1,6 +1,6 @@
 """The one connection of an agent other than rank 0's, and how that agent returns over another one.
 
-The connection may be in three states besides open:
+The connection may be in three states besides open (`job/rank_0_link`):
 
 - *unreachable*: nothing has arrived for the heartbeat timeout, though rank 0's host answers. The
   ranks continue; each attempt to connect anew may end that before the old connection speaks again.
@@ -10,82 +10,118 @@ The connection may be in three states besides open:
 - *gone*: there is no connection any more, as rank 0 has left, is lost, or was abandoned.
 
 Both sides count messages, so that a new connection continues where the old one has ended: see
-`backlog` and `returning`.
+`backlog` and `returning`. What our ranks report while the connection is closed is sent only once
+rank 0 has answered over the new one. So an agent whose ranks have ended stays for that answer: to
+rank 0, one that leaves before it is lost.
+
+What this agent prints of a root cause is in `words_for`: one agent of a node speaks for all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
 from math import inf
 
 from ..base.text import escape_control
-from ..job.root_cause import RootCause
-from ..rendezvous.messages import Refused, Resume, Resumed
+from ..job import effects as of_job
+from ..job.follower import Follower
+from ..job.messages import Abort
+from ..job.rank_0_link import Rank0Link
+from ..job.root_cause import RankState, RootCause
+from ..rendezvous.messages import Detach, Refused, Resume, Resumed
 from ..rendezvous.protocol import ProtocolError
 from ..rendezvous.worker import NoAnswerError
 from .heartbeat import HeartbeatConnection
-from .participant import Participant
-from .peer_connection import DisconnectedError
-from .peer_watch import DISCONNECTED
+from .peer_connection import DisconnectedError, close_gracefully
+from .peer_watch import DISCONNECTED, PeerWatch
 from .returning import NewConnection, Returning, is_refused
+from .shell import CAUSE, Shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .connections import Appliers
 
 _RETURN_TIMEOUT = 2.0  # seconds to return over another connection
 
 
-@dataclass
-class Rank0Connection(Participant):
+class Rank0Connection:
     """What an agent other than rank 0's does about its connection."""
 
-    returning: Returning | None = None  # how to connect to rank 0 again
-    round: int = 0  # of the job
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._return_until = inf  # until when a closed connection may be replaced
+    def __init__(
+        self,
+        shell: Shell,
+        peers: Mapping[HeartbeatConnection, list[RankState]],
+        bound: float,
+        round_: int = 0,
+    ) -> None:
+        self._shell = shell
+        self._rank_0 = shell.facts.members[0]
+        self._round = round_  # of the job
+        self.peers = PeerWatch(peers, self, bound)
+        (self.connection,) = peers
+        self._link = Rank0Link()
+        self.job = Follower(shell.facts, self._link)
+        self.returning = Returning()  # how to connect to rank 0 again
         self._why_ended = ""  # how the connection ended
-        self._gone_at = 0.0  # since when rank 0 cannot be asked any more
-        self._why_gone = ""
-
-    def _lose_rank_0(self, why: str, now: float) -> None:
-        """Stop our own ranks, as rank 0 is lost."""
-        raise NotImplementedError
-
-    def _answer_for_rank_0(self, rank: int, now: float) -> None:
-        """Answer a script that waits for rank 0, which is not there any more."""
-        raise NotImplementedError
+        self.appliers: Appliers = {
+            of_job.Report: lambda effect, _: self.peers.send(effect.message, effect.rank),
+            of_job.DoubtRank0: self._doubt,
+        }
+        shell.use(self)
 
     def turn(self, now: float) -> None:
-        super().turn(now)
-        if self.returning is not None and self.returning.is_active:
-            self._poll_return(self.returning, now)
+        if self.returning.is_active:
+            self._poll_return(now)
 
-    def due(self, now: float) -> float:
-        due = super().due(now)
-        if self.returning is not None:
-            due = min(due, self.returning.due)
-        return due
+    def due(self) -> float:
+        return self.returning.due
 
     def close(self) -> None:
-        super().close()
-        if self.returning is not None:
-            self.returning.close()
+        self.peers.close()
+        self.returning.close()
+
+    # Messages of rank 0's agent
+
+    def is_running(self, connection: HeartbeatConnection) -> bool:
+        if not self._shell.facts.running():
+            return False
+        return self.peers.has_running(connection)
+
+    def take_from(
+        self,
+        connection: HeartbeatConnection,
+        rank: int,
+        message: object,
+        now: float,
+    ) -> None:
+        if isinstance(message, Detach):
+            self._shell.apply(self.job.left(message), now)
+            self._end(connection, self._link.why_gone, now)
+        elif isinstance(message, Resumed):
+            self._resumed(connection, message, now)
+        elif isinstance(message, Refused):
+            self._refused(connection, message, now)
+        else:
+            self._shell.apply(self.job.told(rank, message, now), now)
 
     # A connection that has ended
 
-    def _disconnected(
+    def disconnected(
         self,
         connection: HeartbeatConnection,
         error: DisconnectedError,
         now: float,
     ) -> None:
-        if self.returning is None or self._is_goodbye(self.root_cause):
-            super()._disconnected(connection, error, now)
+        self._why_ended = str(error)
+        if not self.returning.is_possible or self._is_goodbye(self._shell.root_cause):
+            self._lose(connection, DISCONNECTED, self._why_ended, now)
             return
-        self._end_connection(connection)
+        self.peers.end(connection)
+        self._link.is_closed = True
         was_cut = connection.unreachable_since is not None
         if not was_cut or not error.gave_up:
-            self._return_until = min(self._return_until, now + _RETURN_TIMEOUT)
-        self._why_ended = str(error)
+            self._link.return_until = min(self._link.return_until, now + _RETURN_TIMEOUT)
         self.returning.start(now)
 
     def _is_goodbye(self, cause: RootCause | None) -> bool:
@@ -94,130 +130,134 @@ class Rank0Connection(Participant):
         So it does with the rank that failed first, whose exit code the launcher has to see before
         all others: it waits for the end of this agent.
         """
-        return cause is not None and self._has_ended
+        return cause is not None and not self._shell.facts.running()
 
-    def _poll_return(self, returning: Returning, now: float) -> None:
-        outcome = returning.poll(now)
-        connection = next(iter(self.peers), None)
+    def _poll_return(self, now: float) -> None:
+        outcome = self.returning.poll(now)
         is_used = False
-        if connection is None:
-            returning.stop()
+        if not self._link.is_there:
+            self.returning.stop()
         elif isinstance(outcome, NewConnection):
-            is_used = self._go_on(returning, connection, outcome, now)
-        elif outcome is not None and connection.is_closed:
-            self._not_returned(connection, outcome, now)
+            is_used = self._go_on(outcome, now)
+        elif outcome is not None and self.connection.is_closed:
+            self._not_returned(outcome, now)
         if isinstance(outcome, NewConnection) and not is_used:
             outcome.socket.close()
 
-    def _not_returned(
-        self,
-        connection: HeartbeatConnection,
-        error: NoAnswerError,
-        now: float,
-    ) -> None:
+    def _not_returned(self, error: NoAnswerError, now: float) -> None:
         """An attempt to connect again has failed."""
-        if self._return_until == inf:
+        until = self._link.return_until
+        if until == inf:
             return
-        if now >= self._return_until or is_refused(error):
-            self._lose(
-                connection,
-                DISCONNECTED,
-                self._why_ended,
-                now,
-            )
+        if now >= until or is_refused(error):
+            self._lose(self.connection, DISCONNECTED, self._why_ended, now)
 
-    def _go_on(
-        self,
-        returning: Returning,
-        connection: HeartbeatConnection,
-        new: NewConnection,
-        now: float,
-    ) -> bool:
+    def _go_on(self, new: NewConnection, now: float) -> bool:
         """Use a new connection in place of the old one, unless that is open; returns whether it is used."""
+        connection = self.connection
         if not connection.is_closed and connection.unreachable_since is None:
             return False
-        if not self._drain(connection, now):
+        if not self.peers.drain(connection, now):
             return False
-        returning.await_answer(now)
-        self._use(connection, new.socket, new.channel)
+        self._link.answer_until = self.returning.await_answer(now)
+        self.peers.use(connection, new.socket, new.channel)
+        self._link.is_closed = True  # until rank 0 answers
         resume = Resume(
-            self.own[0].rank,
-            returning.process,
-            self.round,
+            self._shell.facts.own[0].rank,
+            self.returning.process,
+            self._round,
             connection.received,
         )
         connection.send_first(resume)
-        connection.use_round(self.round)
+        connection.use_round(self._round)
         return True
 
-    def _resumed(self, _rank: int, message: Resumed, now: float) -> None:
-        connection = next(iter(self.peers))
-        if self.returning is None or not connection.is_closed:
+    def _resumed(
+        self,
+        connection: HeartbeatConnection,
+        message: Resumed,
+        now: float,
+    ) -> None:
+        if not connection.is_closed:
             raise ProtocolError("answers what it was not asked")
         connection.confirm(message.received)
-        since = connection.unreachable_since
+        unreachable_for = connection.unreachable_for(now)
         connection.resume(now)
         self.returning.stop()
-        self._return_until = inf
-        if since is None:
-            self.say(f"{self._rank_0} is connected again")
+        self._link.is_closed = False
+        self._link.return_until = inf
+        if unreachable_for:
+            self.reachable(connection, unreachable_for, now)
         else:
-            self._reachable(connection, now - since, now)
+            self._shell.say(f"{self.job.name} is connected again")
 
-    def _refused(self, _rank: int, message: Refused, now: float) -> None:
-        connection = next(iter(self.peers))
+    def _refused(
+        self,
+        connection: HeartbeatConnection,
+        message: Refused,
+        now: float,
+    ) -> None:
         if not connection.is_closed:
             raise ProtocolError("sends Refused, which is only an answer")
-        why = f"it did not take this rank back: {escape_control(message.why)}"
-        self._lose(
-            connection,
-            why,
-            why,
-            now,
-        )
+        self.lose(connection, f"it did not take this rank back: {escape_control(message.why)}", now)
 
     # A connection that is silent
 
-    def _lose_silent(
-        self,
-        connection: HeartbeatConnection,  # noqa: ARG002
-        now: float,
-    ) -> None:
-        self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
+    def lose_silent(self, connection: HeartbeatConnection, now: float) -> None:  # noqa: ARG002
+        self._lose_silent(now, " when SIGTERM arrived")
 
-    def _unreachable(
-        self,
-        connection: HeartbeatConnection,  # noqa: ARG002
-        why: str,
-        now: float,
-    ) -> None:
-        text = f"warning: {self._rank_0} {why}; this rank continues without failure detection until"
-        self.say(f"{text} it answers again")
-        if self.returning is not None:
-            self.returning.start(now)
-        self._show([f"rank 0, which has asked all ranks, {self._describe_absence(now)}"])
+    def _doubt(self, _: of_job.DoubtRank0, now: float) -> None:
+        if self._is_silent():
+            self._lose_silent(now)
 
-    def _reachable(
-        self,
-        connection: HeartbeatConnection,  # noqa: ARG002
-        seconds: float,
-        now: float,  # noqa: ARG002
-    ) -> None:
-        if self.returning is not None:
-            self.returning.stop()
-        self.say(f"{self._rank_0} answers again, after {seconds:.0f} s")
+    def _lose_silent(self, now: float, when: str = "") -> None:
+        self._rank_0.lost_at = time.time()
+        self._shell.apply(self.job.silent(now, when), now)
 
-    # Rank 0 is gone
+    def _is_silent(self) -> bool:
+        return self._link.is_there and self.connection.is_unusually_silent()
 
-    def _abandon(
+    def unreachable(
         self,
         connection: HeartbeatConnection,
         why: str,
         now: float,
     ) -> None:
-        self.say(f"warning: {self._rank_0} {why}; this rank continues without failure detection")
-        super()._abandon(connection, why, now)
-        self._cannot_ask(why, now)
+        self._link.unreachable_since = connection.unreachable_since
+        self.returning.start(now)
+        self._shell.apply(self.job.unreachable(why, now), now)
+
+    def reachable(
+        self,
+        connection: HeartbeatConnection,  # noqa: ARG002
+        after: str,
+        now: float,  # noqa: ARG002
+    ) -> None:
+        self._link.unreachable_since = None
+        self.returning.stop()
+        self._shell.say(f"{self.job.name} answers again, after {after}")
+
+    # Rank 0 is gone
+
+    def abandon(
+        self,
+        connection: HeartbeatConnection,
+        why: str,
+        now: float,
+    ) -> None:
+        self._shell.say(
+            f"warning: {self.job.name} {why}; this rank continues without failure detection"
+        )
+        self.peers.abandon(connection)
+        self._be_gone(why, now)
+
+    def lose(
+        self,
+        connection: HeartbeatConnection,
+        why: str,
+        now: float,
+    ) -> None:
+        self._lose(connection, why, why, now)
 
     def _lose(
         self,
@@ -226,34 +266,69 @@ class Rank0Connection(Participant):
         how: str,
         now: float,
     ) -> None:
-        has_to_stop = self.may_restart or not self._has_ended
-        if has_to_stop and self.detects and self.root_cause is None:
-            self._lose_rank_0(why, now)
+        effects = self.job.lost(why, now)
+        if effects:
+            self._rank_0.lost_at = time.time()
+        self._shell.apply(effects, now)
         self._end(connection, how, now)
 
-    def _end(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self._forget(connection)
+    def _end(
+        self,
+        connection: HeartbeatConnection,
+        why: str,
+        now: float,
+    ) -> None:
+        self.peers.forget(connection)
         connection.close()
-        self._cannot_ask(why, now)
+        self._be_gone(why, now)
 
-    def _cannot_ask(self, why: str, now: float) -> None:
-        self._gone_at = now
-        self._why_gone = why
-        self._show(["rank 0, which has asked all ranks, is no longer there"])
-        self.stops.release()
-        for rank in list(self.waiting):
-            self._answer_for_rank_0(rank, now)
+    def _be_gone(self, why: str, now: float) -> None:
+        self._link.is_there = False
+        self._link.gone_at = now
+        self._link.why_gone = why
+        self._shell.apply(self.job.gone(now), now)
 
-    @property
-    def _rank_0(self) -> str:
-        return f"rank 0 {self.members[0].where}"
+    # What is printed
 
-    def _describe_absence(self, now: float) -> str:
-        """`"has been unreachable for 40 s"`: why rank 0 does not answer, to follow its name."""
-        for connection in self.peers:
-            if connection.unreachable_since is None:
-                return "does not answer"
-            return f"has been unreachable for {connection.unreachable_for(now)}"
-        if not self._why_gone:
-            return "ended, or closed its context"
-        return f"is not connected any more ({self._why_gone})"
+    def words_for(self, effect: of_job.Stop) -> str:
+        """The headline, unless a script of ours or another agent of this node prints it."""
+        cause = effect.cause
+        if self._is_printed_by_script(cause) or self._is_printed_by_rank_0(effect.told):
+            return ""
+        if not self._speaks(effect.told):
+            return ""
+        return cause.headline
+
+    def _speaks(self, told: Abort | None) -> bool:
+        """Whether this agent is the one of its node that prints why all stop."""
+        from .claims import own_log  # here, as most jobs end well
+
+        shares_stream = own_log() == ""
+        if told is not None and shares_stream:
+            return self._shell.facts.has_own(told.speakers)
+        return self._shell.claim(CAUSE)
+
+    def _is_printed_by_script(self, cause: RootCause) -> bool:
+        """Whether the only rank of this agent has failed first, and has printed why."""
+        all_own = self._shell.facts.own
+        if len(all_own) > 1 or cause.restarts:
+            return False
+        own = all_own[0]
+        return own.failing is not None and own.rank in cause.ranks
+
+    def _is_printed_by_rank_0(self, told: Abort | None) -> bool:
+        """Whether rank 0's agent has told this one why, and prints it to the same log."""
+        is_on_its_node = self._shell.facts.own[0].node_rank == self._rank_0.node_rank
+        if told is None or not is_on_its_node:
+            return False
+        from .claims import own_log  # here, as most jobs end well
+
+        return own_log() in ("", told.log)
+
+    # The end
+
+    def finish(self, *, has_left: bool, is_hurried: bool) -> None:  # noqa: ARG002
+        """Make sure that the last message arrives, if rank 0 is there."""
+        is_there = self._link.is_there and not self.connection.is_silent
+        if is_there and not self._is_silent():
+            close_gracefully(self.peers.members)

@@ -1,4 +1,4 @@
-"""Rank 0's connections to all other agents, which may end, fall silent, and return.
+"""Rank 0's connections to all other agents, and what its job sends there.
 
 A connection that has ended without an exit report is kept for a moment: its agent may return over
 another one, as after a cut of the network (see `returning`). Until then its ranks are reported as
@@ -6,107 +6,151 @@ lost with a due time; if the agent is back before that, the reports are withdraw
 
 Where an agent is silent but its host answers, only the connection is cut. Its ranks are then
 unreachable: what waits for them at a key says so, and nobody is stopped for it.
+
+Once the root cause is known all agents are told, a second time when the rank that failed has ended,
+as the others stop only after the launcher has seen its exit code.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from math import inf
+from operator import attrgetter
 
-from ..base.text import ranks_said, without_mapping
-from ..host import network
-from ..job.effects import Effect
+from ..base.text import ranks_said, writes_json
+from ..job import effects as of_job
+from ..job.facts import AFTER_THE_FIRST
 from ..job.first_failure import GATHERING
 from ..job.job import Job
 from ..job.keys import Keys
-from ..job.root_cause import RankState
+from ..job.messages import Abort
+from ..job.root_cause import RankState, RootCause
 from ..rendezvous.connection_pool import Connection
 from ..rendezvous.events import EventLog
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Resume, Resumed
-from ..rendezvous.protocol import ProtocolError
+from ..rendezvous.messages import READY, Detach, Go, Resume, Resumed
+from ..rendezvous.protocol import Broadcast, ProtocolError
 from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection
-from .participant import Participant
-from .peer_connection import DisconnectedError
-from .peer_watch import DISCONNECTED
+from .job_record import JobRecord
+from .peer_connection import DisconnectedError, close_gracefully
+from .peer_watch import DISCONNECTED, PeerWatch
+from .shell import CAUSE, Shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .connections import Appliers
 
 # Seconds for an agent to return whose connection has ended: it takes milliseconds
 _RETURN_TIMEOUT = GATHERING
 # The same, where the network was cut
 _RETURN_TIMEOUT_AFTER_CUT = 3.0
 _GREETED = 1.0  # seconds from the first message of an agent until it is back
+_FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
+_pid = attrgetter("pid")
+_SILENT = "it did not answer any more when SIGTERM arrived"
 
 
-@dataclass
-class RankConnections(Participant):
-    """What rank 0's agent does about its connections."""
+class RankConnections:
+    """The connections of rank 0's agent. All times are those of `time.monotonic`."""
 
-    membership: Membership = field(kw_only=True)
-    keys: Keys = field(kw_only=True)  # where ranks wait for each other
-    log: EventLog = field(kw_only=True)  # of the events of the job, which goes on here
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._between = max(int(BEATS_OF_RANK_0 * self.bound), 1)  # less often: it has many peers
-        self.job = Job(
-            self.facts,
-            self.keys,
-            is_by_node=self.membership.by_node,
-            addresses=self._addresses(),
+    def __init__(
+        self,
+        shell: Shell,
+        peers: Mapping[HeartbeatConnection, list[RankState]],
+        membership: Membership,
+        keys: Keys,
+        log: EventLog,
+        *,
+        # Of other nodes, by their first rank
+        addresses: Mapping[int, str] | None = None,
+        # Called when no rank gets ready any more: all are, or cannot be
+        started: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._shell = shell
+        self._members = shell.facts.members
+        self._round = membership.round
+        self._started = started
+        self.peers = PeerWatch(
+            peers,
+            self,
+            membership.heartbeat_timeout,
+            BEATS_OF_RANK_0,  # less often than others: it has many peers
         )
+        self.job = Job(
+            shell.facts,
+            keys,
+            is_by_node=membership.by_node,
+            addresses=addresses,
+        )
+        self.record = JobRecord(shell, membership, log)
         # Connections that have ended, and until when their agents may return over others
         self._returning: dict[HeartbeatConnection, float] = {}
-
-    def _addresses(self) -> dict[int, str]:
-        """Where other nodes are, by their first rank."""
-        if not self.settings.checks:
-            return {}
-        found = {}
-        for rank, member in self.members.items():
-            if member.local_rank == 0 and member.connection is not None:
-                with suppress(OSError):  # it has ended already
-                    address = network.address_of_peer(member.connection.socket)
-                    found[rank] = without_mapping(address)
-        return found
-
-    def _apply(self, effects: Sequence[Effect], now: float) -> None:
-        """Carry out what an event has led to."""
-        raise NotImplementedError
+        self._greeted_until = 0.0  # until when the last process that greeted may return
+        self.appliers: Appliers = {
+            **self.record.appliers,
+            of_job.Send: self._send_to,
+            of_job.Reply: self._reply,
+            of_job.Tell: self._tell,
+            of_job.Remind: self._remind,
+        }
+        shell.use(self)
 
     def turn(self, now: float) -> None:
-        super().turn(now)
-        over = [connection for connection, end in self._returning.items() if now >= end]
-        for connection in over:
-            self._lose(
-                connection,
-                DISCONNECTED,
-                "",
-                now,
-            )
+        for connection, end in list(self._returning.items()):
+            if now >= end:
+                self.lose(connection, DISCONNECTED, now)
 
-    def due(self, now: float) -> float:
-        return min([super().due(now), *self._returning.values()])
+    def due(self) -> float:
+        return min(self._returning.values(), default=inf)
+
+    def close(self) -> None:
+        self.peers.close()
+
+    # Messages of other agents
+
+    def is_running(self, connection: HeartbeatConnection) -> bool:
+        return self.peers.has_running(connection)
+
+    def take_from(
+        self,
+        connection: HeartbeatConnection,
+        rank: int,
+        message: object,
+        now: float,
+    ) -> None:
+        if isinstance(message, Detach):
+            for each in self.peers.members[connection]:
+                self.record.hear(of_job.Heard(each.rank, message), now)
+            self._forget(connection, now)
+            connection.close()
+            return
+        member = self._members.get(rank)
+        if member is None or member.connection is not connection:
+            raise ProtocolError(f"speaks for rank {rank}, which is not its own")
+        self._shell.take(rank, message, now)
 
     # Ends
 
-    def _disconnected(
+    def disconnected(
         self,
         connection: HeartbeatConnection,
         error: DisconnectedError,
         now: float,
     ) -> None:
         """Its ranks are lost, unless their agent returns over another connection in time."""
-        if not self._is_running(connection):
-            super()._disconnected(connection, error, now)
+        if not self.is_running(connection):
+            self.lose(connection, DISCONNECTED, now)
             return
-        self._end_connection(connection)
+        self.peers.end(connection)
         seconds = _RETURN_TIMEOUT
         if connection.unreachable_since is not None:
             if error.gave_up:
                 return  # that says nothing about the peer, which may return whenever it can
             seconds = _RETURN_TIMEOUT_AFTER_CUT
+        # An agent greets over its new connection before it closes the old one
+        seconds = max(seconds, self._greeted_until - now)
         self._returning[connection] = now + seconds
         for member in self._detected(connection):
             self._lost(
@@ -116,17 +160,16 @@ class RankConnections(Participant):
                 gathering=seconds,
             )
 
-    def _lose(
+    def lose(
         self,
         connection: HeartbeatConnection,
         why: str,
-        how: str,  # noqa: ARG002
         now: float,
     ) -> None:
         lost = self._detected(connection)
         if self._returning.pop(connection, None) is not None:
             lost = []  # it was reported then
-        self._forget(connection)
+        self._forget(connection, now)
         connection.close()
         for member in lost:
             self._lost(member, why, now)
@@ -134,8 +177,8 @@ class RankConnections(Participant):
     def _detected(self, connection: HeartbeatConnection) -> list[RankState]:
         """The ranks of a connection that are to end yet, and whose end is reported to all."""
         found = []
-        for member in self.peers[connection]:
-            if member.end is None and self.facts.is_detected(member):
+        for member in self.peers.members[connection]:
+            if member.end is None and self._shell.facts.is_detected(member):
                 found.append(member)
         return found
 
@@ -146,121 +189,197 @@ class RankConnections(Participant):
         now: float,
         gathering: float = GATHERING,
     ) -> None:
-        self.lost_at[member.rank] = time.time()
+        member.lost_at = time.time()
         effects = self.job.lost(
             member.rank,
             why,
             now,
             gathering=gathering,
         )
-        self._apply(effects, now)
+        self._shell.apply(effects, now)
 
-    def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
-        members = super()._forget(connection)
-        now = time.monotonic()
-        for member in members:
-            effects = self.job.left(member.rank, now)
-            self._apply(effects, now)
-        return members
+    def _forget(self, connection: HeartbeatConnection, now: float) -> None:
+        for member in self.peers.forget(connection):
+            self._shell.apply(self.job.left(member.rank, now), now)
 
     # Returns
 
     def expect_return(self) -> None:
-        """A process greets rank 0's agent: it may be one whose connection has ended."""
+        """A process greets rank 0's agent: it may be one whose connection has ended, or is about to."""
         due = time.monotonic() + _GREETED
+        self._greeted_until = due
         for connection, end in self._returning.items():
             self._returning[connection] = max(end, due)
-            for member in self.peers[connection]:
+            for member in self.peers.members[connection]:
                 self.job.postpone(member.rank, due)
 
     def take_back(self, peer: Connection, message: Resume) -> None:
         """An agent goes on over a new connection; `ProtocolError`: it cannot."""
         now = time.monotonic()
-        own_round = self.membership.round
         agent = f"goes on as rank {message.agent}"
-        connection = self.members[message.agent].connection
+        connection = self._members[message.agent].connection
         if connection is None:
             raise ProtocolError(f"{agent}, which is not connected any more")
-        if message.round != own_round:
+        if message.round != self._round:
             raise ProtocolError(
-                f"goes on in round {message.round} of the job, and this is round {own_round}"
+                f"goes on in round {message.round} of the job, and this is round {self._round}"
             )
         connection.confirm(message.received)
-        if not self._drain(connection, now):
+        if not self.peers.drain(connection, now):
             raise ProtocolError(f"{agent}, which has detached")
-        channel = replace(peer.channel, round=own_round)
-        self._use(connection, peer.socket, channel)
+        channel = replace(peer.channel, round=self._round)
+        self.peers.use(connection, peer.socket, channel)
         connection.send_first(Resumed(connection.received))
-        since = connection.unreachable_since
+        unreachable_for = connection.unreachable_for(now)
         connection.resume(now)
-        if since is not None:
-            self._reachable(connection, now - since, now)
+        if unreachable_for:
+            self.reachable(connection, unreachable_for, now)
         elif connection in self._returning:
-            self.say(f"{self._ranks_of(connection)} has connected again")
+            self._shell.say(f"{self._ranks_of(connection)} has connected again")
         self._returned(connection, now)
 
     def _returned(self, connection: HeartbeatConnection, now: float) -> None:
         """The ranks of a connection that had ended are not lost."""
         if self._returning.pop(connection, None) is None:
             return
-        for member in self.peers[connection]:
-            effects = self.job.returned(member.rank, now)
-            self._apply(effects, now)
+        for member in self.peers.members[connection]:
+            self._shell.apply(self.job.returned(member.rank, now), now)
 
     # Silence
 
-    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
-        for member in self.peers[connection]:
+    def lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+        for member in self.peers.members[connection]:
             if member.is_open:
-                self._lost(
-                    member,
-                    "it did not answer any more when SIGTERM arrived",
-                    now,
-                    gathering=0.0,
-                )
+                self._lost(member, _SILENT, now, gathering=0.0)
 
-    def _unreachable(
+    def unreachable(
         self,
         connection: HeartbeatConnection,
         why: str,
         now: float,
     ) -> None:
         since = connection.unreachable_since or now
-        for member in self.peers[connection]:
+        for member in self.peers.members[connection]:
             effects = self.job.unreachable(member.rank, since, why, now)
-            self._apply(effects, now)
+            self._shell.apply(effects, now)
         text = f"warning: {self._ranks_of(connection)} {why}; failures there are not detected until"
-        self.say(f"{text} it answers again")
+        self._shell.say(f"{text} it answers again")
 
-    def _reachable(
+    def reachable(
         self,
         connection: HeartbeatConnection,
-        seconds: float,
+        after: str,
         now: float,
     ) -> None:
-        for member in self.peers[connection]:
-            effects = self.job.reachable(member.rank, now)
-            self._apply(effects, now)
-        self.say(f"{self._ranks_of(connection)} answers again, after {seconds:.0f} s")
+        for member in self.peers.members[connection]:
+            self._shell.apply(self.job.reachable(member.rank, now), now)
+        self._shell.say(f"{self._ranks_of(connection)} answers again, after {after}")
 
-    def _abandon(
+    def abandon(
         self,
         connection: HeartbeatConnection,
         why: str,
         now: float,
     ) -> None:
         text = f"warning: {self._ranks_of(connection)} {why}; it is not watched any more"
-        for member in self.peers[connection]:
+        members = self.peers.members[connection]
+        self.peers.abandon(connection)
+        for member in members:
             effects = self.job.left(member.rank, now, f"is not connected any more ({why})")
-            self._apply(effects, now)
-        super()._abandon(connection, why, now)
-        self.say(text)
+            self._shell.apply(effects, now)
+        self._shell.say(text)
 
     def _ranks_of(self, connection: HeartbeatConnection) -> str:
         """`"rank 3 on node-b (node 1, local rank 0)"`."""
-        members = self.peers[connection]
+        members = self.peers.members[connection]
         first = members[0]
         if len(members) == 1:
             return f"rank {first.rank} {first.where}"
         ranks = ranks_said([member.rank for member in members])
         return f"{ranks} {first.host_said} (node {first.node_rank})"
+
+    # Effects
+
+    def _send_to(self, effect: of_job.Send, now: float) -> None:
+        self._send_to_agents(effect.message, effect.ranks)
+        if self._shell.facts.has_own(effect.ranks):
+            if isinstance(effect.message, Go):
+                self._started()
+            self._shell.execute(effect.message, now)
+
+    def _send_to_agents(self, message: object, ranks: Collection[int]) -> None:
+        """Send a message once to each other agent that has one of these ranks."""
+        connections = {self._members[rank].connection: None for rank in ranks}
+        connections.pop(None, None)
+        broadcast = Broadcast(message)
+        for connection in connections:
+            connection.send(broadcast)
+
+    def _reply(self, effect: of_job.Reply, now: float) -> None:
+        member = self._members[effect.rank]
+        message = effect.message
+        if member.is_local:
+            key = message.key
+            if key is not None and key.name == READY:
+                self._started()  # it ends here: a rank is not ready
+            self._shell.answer(effect.rank, message, now)
+        elif member.connection is not None:
+            member.connection.send(message, effect.rank)
+
+    def _tell(self, effect: of_job.Tell, now: float) -> None:
+        self._shell.claim(CAUSE)  # before any other agent of this node knows
+        self.peers.send(_abort(effect.cause, effect.speakers))
+        self._shell.stop(of_job.Stop(effect.cause), now)
+
+    def _remind(self, effect: of_job.Remind, _: float) -> None:
+        abort = _abort(effect.cause, effect.speakers)
+        self._send_to_agents(abort, (effect.rank,))
+
+    def words_for(self, effect: of_job.Stop) -> str:
+        """The headline, and what follows it, unless the rank that failed prints that on this node."""
+        cause = effect.cause
+        first = self._members[cause.ranks[0]]
+        is_here = first.node_rank == self._shell.facts.own[0].node_rank
+        has_printed = first.failing is not None or first.end is not None
+        if is_here and has_printed and not writes_json():
+            return cause.headline
+        return cause.text
+
+    # The end
+
+    def finish(self, *, has_left: bool, is_hurried: bool) -> None:
+        """Let the others end: first the rank that failed, whose exit code the launcher has to see first."""
+        facts = self._shell.facts
+        if has_left:
+            self._say_goodbye()
+            return
+        if not any(map(_pid, facts.own)):
+            return  # the others are to see that as a loss
+        if facts.detects:
+            self.record.summarize()
+        if facts.cause is None or facts.cause.restarts:
+            self.peers.send(Detach(ended=facts.detects))
+            self._say_goodbye()
+        elif facts.is_held and not is_hurried:
+            self._let_first_end(facts.cause)
+
+    def _say_goodbye(self) -> None:
+        reachable = [each for each in self.peers.members if each.unreachable_since is None]
+        close_gracefully(reachable)
+
+    def _let_first_end(self, cause: RootCause) -> None:
+        connections = {self._members[rank].connection for rank in cause.ranks}
+        connections.discard(None)
+        close_gracefully(connections, _FIRST_OUT)
+        if not self._shell.facts.has_own(cause.ranks):
+            time.sleep(AFTER_THE_FIRST)
+
+
+def _abort(cause: RootCause, speakers: tuple[int, ...]) -> Abort:
+    from .claims import own_log  # here, as most jobs end well
+
+    return Abort(
+        cause,
+        own_log(),
+        speakers,
+    )

@@ -26,15 +26,12 @@ class NewConnection(NamedTuple):
 
 
 class Returning:
-    """All attempts of one agent; at `host` and `port` rank 0's agent takes it back."""
+    """All attempts of one agent."""
 
-    def __init__(self, plan: JoinPlan, host: str, port: int) -> None:
-        self._plan = replace(
-            plan,
-            hosts=(host,),
-            ports=(port,),
-        )
-        self.process = plan.own.process
+    def __init__(self) -> None:
+        self.is_possible = False  # whether rank 0's agent takes this one back
+        self.process = ""  # what tells this process from any other one
+        self._plan: JoinPlan | None = None  # with the place where it does
         # Readable when an attempt is over
         self.woken, self._wake = socket.socketpair()
         self.woken.setblocking(False)
@@ -43,13 +40,24 @@ class Returning:
         self._outcomes: list[NewConnection | NoAnswerError] = []
         self.due = inf  # when the next attempt begins
 
+    def aim(self, plan: JoinPlan, host: str, port: int) -> None:
+        """At `host` and `port` rank 0's agent takes this one back."""
+        self.is_possible = True
+        self.process = plan.own.process
+        self._plan = replace(
+            plan,
+            hosts=(host,),
+            ports=(port,),
+        )
+
     @property
     def is_active(self) -> bool:
         return self._is_running or self.due < inf
 
     def start(self, now: float) -> None:
         """Try now, and again and again until `stop`."""
-        self.due = now
+        if self.is_possible:
+            self.due = now
 
     def stop(self) -> None:
         self.due = inf
@@ -68,9 +76,10 @@ class Returning:
             self._begin()
         return None
 
-    def await_answer(self, now: float) -> None:
-        """A new connection is used: try again if rank 0's agent does not answer there."""
+    def await_answer(self, now: float) -> float:
+        """A new connection is used: try again if rank 0's agent does not answer by the returned time."""
         self.due = now + _ANSWER
+        return self.due
 
     def close(self) -> None:
         self.woken.close()
@@ -85,6 +94,7 @@ class Returning:
             start_without_signals("distboot-return", self._attempt)
 
     def _attempt(self) -> None:
+        assert self._plan is not None
         outcome: NewConnection | NoAnswerError
         try:
             worker = Worker(self._plan)

@@ -24,6 +24,7 @@ from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.membership import JoinResult
 from ..rendezvous.messages import (
+    Answer,
     Arrive,
     AskStacks,
     Failed,
@@ -52,7 +53,7 @@ from .link_messages import (
     socket_name,
 )
 from .loop import EventLoop
-from .participant import Answer, Participant
+from .shell import Shell
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
@@ -92,14 +93,14 @@ class ScriptServer:
         self,
         joined: Joined,
         ranks: tuple[int, ...],
-        role: Participant,
+        shell: Shell,
         loop: EventLoop,
     ) -> None:
         assert joined.result is not None
         self._result: JoinResult = joined.result
         self._joined = joined
         self._ranks = ranks
-        self._role = role
+        self._shell = shell
         self._loop = loop
         self._sessions: list[_Session] = []
         self._listener: socket.socket | None = None
@@ -200,12 +201,12 @@ class ScriptServer:
         match message:
             case Ready() | Arrive():
                 reply = partial(self._answer, session)
-                self._role.ask(rank, message, reply, now)
+                self._shell.ask(rank, message, reply, now)
             case Leave():
                 self._close_context(rank, session)
-                self._role.take(rank, message, now)
+                self._shell.take(rank, message, now)
             case RequestStop():
-                self._role.take(rank, message, now)
+                self._shell.take(rank, message, now)
             case Listen():
                 self._give_listener(session, rank)
             case Keep():
@@ -255,10 +256,10 @@ class ScriptServer:
         )
         _, user, _ = CREDENTIALS.unpack(peer)
         pids = {0, os.getpid()}
-        pids.update(member.pid for member in self._role.own)
+        pids.update(member.pid for member in self._shell.facts.own)
         if user not in (0, os.geteuid()) or message.pid not in pids:
             raise ProtocolError("is not allowed to request stacks")
-        self._role.ask_stacks(
+        self._shell.ask_stacks(
             lambda lines: session.send(ShowStacks(tuple(lines))),
             now,
         )
@@ -267,7 +268,7 @@ class ScriptServer:
         """Answer a script; `Go` brings the page on which it counts its reads."""
         page = None
         if isinstance(message, Go):
-            page = self._role.stops.new(session.rank or 0, stops=message.stops)
+            page = self._shell.stops.new(session.rank or 0, stops=message.stops)
         if page is None:
             session.send(message)
             return
@@ -278,12 +279,12 @@ class ScriptServer:
         if rank == self._ranks[0]:
             self._joined.release_port()
         self._end_wait(rank)
-        self._role.stops.close(rank)
+        self._shell.stops.close(rank)
         session.send(Listening())
 
     def _end_wait(self, rank: int) -> None:
         """Fail the wait of a thread of the script while another one closes the context."""
-        wait = self._role.waiting.pop(rank, None)
+        wait = self._shell.facts.waits.pop(rank, None)
         if wait is None:
             return
         error = DistbootError(
@@ -315,10 +316,10 @@ class ScriptServer:
             server.pool.accept_again()
 
     def _finish(self, now: float) -> None:
-        if self._role.held:
+        if self._shell.facts.is_held:
             raise ProtocolError("cannot end the agent of a wrapper")
-        self._role.leave()
-        self._role.turn(now)
+        self._shell.leave()
+        self._shell.turn(now)
 
 
 def job_mark(job: str, port: int) -> str:

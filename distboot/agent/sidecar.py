@@ -99,14 +99,14 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     if sys.platform == "linux":
         agent.scripts.open()
     own = Register(begin.pid, cpus=begin.plan.own.cpus)
-    agent.role.take(rank, own, time.monotonic())
+    agent.shell.take(rank, own, time.monotonic())
     agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)
     agent.loop.run()
     script.let_go()
     joined.close()
-    if agent.has_claims and 0 in agent.role.lost_at:
+    if agent.has_claims and agent.shell.has_lost_rank_0:
         _keep_claims()
 
 

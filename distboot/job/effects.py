@@ -1,4 +1,4 @@
-"""What the agent of rank 0 has to do for its job: the effects of an event, as data.
+"""What an agent has to do for its job: the effects of an event, as data.
 
 The job decides, and does no io. Its agent carries these out in their order.
 """
@@ -11,20 +11,24 @@ from typing import Any, NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.events import Kind
+    from ..rendezvous.messages import Answer
+    from .messages import Abort
     from .root_cause import RootCause
 
 
-class Send(NamedTuple):
-    """Send a message to the agents of these ranks, each once. Rank 0's own may be one of them."""
-
-    message: object
-    ranks: Collection[int]
+# Of every agent
 
 
 class Reply(NamedTuple):
     """Answer the script of a rank, which waits at a key."""
 
     rank: int
+    message: Answer
+
+
+class Execute(NamedTuple):
+    """Do what rank 0's job asks of every agent."""
+
     message: object
 
 
@@ -34,6 +38,28 @@ class Say(NamedTuple):
     text: str
     event: str = ""
     details: Mapping[str, Any] = {}
+    topic: str = ""  # what all agents of a node know, and one of them prints
+
+
+class Stop(NamedTuple):
+    """Stop our own ranks, and print why, once."""
+
+    cause: RootCause
+    told: Abort | None = None  # the first message of rank 0 about it
+
+
+class QuestionPeers(NamedTuple):
+    """Ask the hosts that are silent whether they are there, as a signal has arrived here."""
+
+
+# Of rank 0's
+
+
+class Send(NamedTuple):
+    """Send a message to the agents of these ranks, each once. Rank 0's own may be one of them."""
+
+    message: object
+    ranks: Collection[int]
 
 
 class Record(NamedTuple):
@@ -44,16 +70,25 @@ class Record(NamedTuple):
     details: Mapping[str, Any]
 
 
+class Heard(NamedTuple):
+    """Write into the journal, if there is one, what the job hears."""
+
+    rank: int
+    message: object
+
+
 class Tell(NamedTuple):
     """Tell all agents why the job ends: they stop their ranks."""
 
     cause: RootCause
+    speakers: tuple[int, ...]  # see `messages.Abort`
 
 
 class Remind(NamedTuple):
     """Tell that to the agent of a rank that has just begun."""
 
     cause: RootCause
+    speakers: tuple[int, ...]
     rank: int
 
 
@@ -64,11 +99,28 @@ class Blame(NamedTuple):
     why: str
 
 
-class QuestionPeers(NamedTuple):
-    """Ask the hosts that are silent whether they are there, as a signal has arrived here."""
+# Of any other agent's
 
 
-Effect = Send | Reply | Say | Record | Tell | Remind | Blame | QuestionPeers
+class Report(NamedTuple):
+    """Send a message of a rank of ours to rank 0's agent."""
+
+    rank: int
+    message: object
+
+
+class DoubtRank0(NamedTuple):
+    """A rank of ours has failed, perhaps as rank 0 is gone: find out whether it answers."""
+
+
+class ReleaseReads(NamedTuple):
+    """Rank 0 cannot say any more where all stop: let the reads that wait go on."""
+
+
+OfEveryAgent = Reply | Execute | Say | Stop | QuestionPeers
+OfRank0 = Send | Record | Heard | Tell | Remind | Blame
+OfOthers = Report | DoubtRank0 | ReleaseReads
+Effect = OfEveryAgent | OfRank0 | OfOthers
 
 
 class Conclude(NamedTuple):

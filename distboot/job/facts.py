@@ -6,11 +6,15 @@ what it knows by itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from ..base.settings import SupervisionSettings
 from ..base.table import first_that_holds
+from ..rendezvous.messages import Answer, Key
 from .exit_status import ExitStatus
 from .root_cause import RankState, RootCause
 
@@ -18,9 +22,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .first_failure import FailureReport
 
+# Seconds; torchrun polls 10 times a second which ranks have ended, and lists them in that order
+AFTER_THE_FIRST = 0.15
 _LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
+_is_local = attrgetter("is_local")
 
 
 class RestartDecision(Protocol):
@@ -39,6 +46,28 @@ class RestartDecision(Protocol):
     ) -> tuple[RootCause, str | None]: ...
 
 
+class Wait(NamedTuple):
+    """A script of this agent that waits at a key."""
+
+    key: Key
+    until: float  # for rank 0 to answer
+    reply: Callable[[Answer], object]
+
+    def ends_with(self, message: Answer) -> bool:
+        """Whether this is the answer; the script may have given up another wait."""
+        return message.key in (self.key, None)
+
+
+@dataclass
+class Ends:
+    """When this agent learned what its own end depends on. Times are those of `time.monotonic`."""
+
+    ended_at: float = 0.0  # the last of our own ranks
+    concluded_at: float = inf  # why the job ends
+    # From when on ranks that failed of a peer need not wait for the one that failed first
+    release_at: float = inf
+
+
 @dataclass
 class Facts:
     """Times are those of `time.monotonic`."""
@@ -46,6 +75,7 @@ class Facts:
     members: dict[int, RankState]  # by rank
     settings: SupervisionSettings
     is_held: bool  # whether the exit of our ranks waits for this agent, as in the wrapper
+    may_restart: bool = False  # whether another round can follow when a rank fails
     # Whether the ranks are still starting; until then a failure is one of the start
     is_starting: bool = False
     is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
@@ -57,6 +87,31 @@ class Facts:
     unfit: set[int] = field(default_factory=set)
     # On rank 0: what may be the cause, in the order of arrival
     reports: list[FailureReport] = field(default_factory=list)
+    waits: dict[int, Wait] = field(default_factory=dict)  # by rank of our own
+    ends: Ends = field(default_factory=Ends)
+
+    def __post_init__(self) -> None:
+        # The ranks of this agent
+        self.own = list(filter(_is_local, self.members.values()))
+
+    def conclude(self, cause: RootCause, now: float) -> None:
+        """The job ends; a second time with the exit code, once that is known."""
+        ends = self.ends
+        ends.concluded_at = min(ends.concluded_at, now)
+        ends.release_at = min(ends.release_at, now + max(cause.delay, AFTER_THE_FIRST))
+        self.cause = cause
+
+    def running(self) -> list[RankState]:
+        """Those of our ranks that have not ended."""
+        found = []
+        for member in self.own:
+            if member.end is None:
+                found.append(member)
+        return found
+
+    def has_own(self, ranks: Collection[int]) -> bool:
+        """Whether one of these is a rank of this agent."""
+        return any(member.rank in ranks for member in self.own)
 
     @property
     def detects(self) -> bool:

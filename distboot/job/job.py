@@ -24,9 +24,10 @@ from dataclasses import replace
 
 from ..rendezvous.events import own_steps
 from ..rendezvous.protocol import ProtocolError
-from . import messages
+from . import messages, stay
+from .agent_job import AgentJob
 from .check import CheckService
-from .effects import Amend, Conclude, Effect, Record, Remind, Request, Say, Send, Tell
+from .effects import Amend, Conclude, Effect, Heard, Record, Remind, Request, Say, Send, Tell
 from .exit_status import ExitStatus
 from .facts import Facts
 from .failure_service import FailureService
@@ -34,12 +35,12 @@ from .first_failure import GATHERING
 from .key_service import KeyService
 from .keys import GONE, Keys
 from .late import LateService
-from .root_cause import RankState, RootCause
+from .root_cause import RankState, RootCause, speakers_of
 from .service import Handler, Handlers, Service
 from .stop_agreement import StopAgreement, StopService
 
 
-class Job:
+class Job(AgentJob):
     """All services of a job. Times are those of `time.monotonic`."""
 
     def __init__(
@@ -51,10 +52,11 @@ class Job:
         # Of other nodes, as rank 0's agent sees them, by their first rank
         addresses: Mapping[int, str] | None = None,
     ) -> None:
-        self.facts = facts
+        super().__init__(facts)
         self._keys = keys
         self._agreement = StopAgreement(facts.members, facts.settings.grace / 3)
         self._effects: list[Effect] = []
+        self._speakers: tuple[int, ...] = ()  # see `messages.Abort`; empty: none is told yet
         self._now = 0.0  # of the event
         late = LateService(facts, self._emit)
         self._failures = FailureService(facts, self._emit, late, is_by_node=is_by_node)
@@ -87,6 +89,8 @@ class Job:
         if kind not in self._handlers:
             raise ProtocolError(f"sends {kind.__name__}, which only rank 0 may")
         self._now = now
+        if self.facts.settings.report is not None:
+            self._emit(Heard(rank, message))
         member = self.facts.members[rank]
         for handle in self._handlers[kind]:
             handle(member, message, now)
@@ -129,15 +133,16 @@ class Job:
         return self._settled()
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed."""
         self._now = now
         for service in self.services:
             service.tick(now)
         return self._settled()
 
     def due(self) -> float:
-        """When `tick` is to be called next."""
         return min(service.due() for service in self.services)
+
+    def stays_until(self) -> float:
+        return stay.of_rank_0(self.facts)
 
     # What is known of a rank
 
@@ -158,7 +163,7 @@ class Job:
             return
         self._emit(Send(answer, (member.rank,)))
         if self.facts.cause is not None:
-            self._emit(Remind(self.facts.cause, member.rank))
+            self._emit(Remind(self.facts.cause, self._speakers, member.rank))
 
     def _took_steps(self, member: RankState, message: messages.Phases, _now: float) -> None:
         self._emit(Record("phases", member.rank, own_steps(message.times)))
@@ -171,7 +176,9 @@ class Job:
     def _exiting(self, member: RankState, _message: messages.Exiting, now: float) -> None:
         member.exiting = now
 
-    def _exited(self, member: RankState, message: messages.Exited, _now: float) -> None:
+    def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
+        if member.is_local:
+            self.facts.ends.ended_at = now
         end = _with_exception(message.end, member.failing)
         member.end = end
         member.is_reaped = message.is_reaped
@@ -228,8 +235,10 @@ class Job:
         why_no_restart = None
         if self.facts.restarts is not None:
             cause, why_no_restart = self._with_decision(cause)
-        self.facts.cause = cause
-        self._emit(Tell(cause))
+        self.facts.conclude(cause, self._now)
+        if not self._speakers:
+            self._speakers = speakers_of(cause, self.facts.members.values())
+        self._emit(Tell(cause, self._speakers))
         if why_no_restart is not None:
             self._emit(Say(why_no_restart))
 

@@ -43,6 +43,7 @@ from ..rendezvous.membership import Membership
 from ..rendezvous.messages import (
     READY,
     SERVE,
+    Answer,
     Arrive,
     Failed,
     Go,
@@ -126,7 +127,7 @@ class Keys:
 
     def __init__(self, membership: Membership, table: JoinTable) -> None:
         # What is to be sent to which rank, or to all
-        self.outbox: list[tuple[int | None, object]] = []
+        self.outbox: list[tuple[int | None, Answer]] = []
         self.effects: list[Say | Record] = []
         self.has_begun = False  # whether all ranks have once been ready
         self.held = ""  # the name of keys that wait for the check of all nodes
@@ -319,7 +320,7 @@ class Keys:
         self._failed[key.place] = _Failure(key.count, error_for_later)
         self._fail(here, error, key)
 
-    def _send(self, ranks: Iterable[int], answer: object) -> None:
+    def _send(self, ranks: Iterable[int], answer: Answer) -> None:
         for rank in ranks:
             self.outbox.append((rank, answer))
 

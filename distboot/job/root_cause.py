@@ -7,7 +7,7 @@ headline of at most `LONGEST_HEADLINE` characters, and below it the lines of a t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..base.process import signal_name
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # Seconds for a Python that is about to end to do so, when other ranks have lost it already
 _LEAVING = 10.0
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
+# Seconds for a rank to end by the key of a terminal that has reached it, too: a busy host is slow
+_OWN_END = 2.0
+_OF_KEYS = (130, 131)  # exit codes of SIGINT and SIGQUIT
 _FOLLOWING = 0.6  # seconds for another one that fails, too
 # Characters of an exception in a headline: where the name of the host and the place leave room ...
 _ENOUGH = 70
@@ -75,6 +78,7 @@ class RankState:
     is_reaped: bool = False  # whether its launcher has seen its exit code
     is_watched: bool = True  # whether all are to be told of its failure
     is_local: bool = True  # whether it is a rank of this agent
+    lost_at: float = 0.0  # seconds since the epoch; 0: it was not lost
 
     @property
     def where(self) -> str:
@@ -132,6 +136,22 @@ def ranks_of(membership: Membership) -> list[RankState]:
     return members
 
 
+def speakers_of(cause: RootCause, members: Iterable[RankState]) -> tuple[int, ...]:
+    """One rank of each node, whose agent prints why all stop: the first one there that still runs.
+
+    An agent that has printed it may have ended before another one of its node knows, so rank 0 says
+    which one prints. The script of a rank that failed first prints itself.
+    """
+    running: dict[int, int] = {}
+    others: dict[int, int] = {}
+    for member in members:
+        found = others
+        if member.is_open and member.rank not in cause.ranks:
+            found = running
+        found.setdefault(member.node_rank, member.rank)
+    return tuple(sorted((others | running).values()))
+
+
 @dataclass(frozen=True, slots=True)
 class RootCause:
     """Why the job ends."""
@@ -152,8 +172,18 @@ class RootCause:
     def headline(self) -> str:
         return self.text.partition("\n")[0]
 
-    def until_stop(self, member: RankState) -> float:
-        """Seconds until a rank has to stop for it; it may be about to end by itself."""
+    def until_stop(self, member: RankState, *, shares_keys: bool = False) -> float:
+        """Seconds until a rank has to stop for it; it may be about to end by itself.
+
+        `shares_keys`: the keys of the terminal of its agent reach it, too.
+        """
+        is_of_key = not self.is_failure and self.exit_code in _OF_KEYS
+        own_end = 0.0
+        if shares_keys and is_of_key:
+            own_end = _OWN_END
+        return self._until_stop(member) + own_end
+
+    def _until_stop(self, member: RankState) -> float:
         is_first = self.is_first(member.rank)
         ends_by_itself = member.failing is not None and not member.failing.cause
         if not ends_by_itself:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control, is_list_of_cpus, without_secret
@@ -229,6 +230,8 @@ class Offer:
 class Go:
     """All ranks are ready."""
 
+    key: ClassVar[None] = None  # it ends the wait at any key
+
     offers: tuple[Offer, ...] = of(several(nested(Offer)), default=())
     # Whether they are to stop at their first read of `ctx.preempted`
     stops: bool = of(flag, default=False)
@@ -251,6 +254,9 @@ class Release:
     """The rank may continue."""
 
     key: Key = of(nested(Key))
+
+
+Answer = Go | Release | Failed  # to a script that waits at a key
 
 
 @dataclass(frozen=True, slots=True)

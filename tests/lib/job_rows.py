@@ -20,11 +20,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from rendezvous_peers import record
-from supervised import pair, wait_to_read
+from supervised import pair, shell_of_ranks, wait_to_read
 
-from distboot.agent.failure_coordinator import FailureCoordinator
+from distboot.agent.agent import connect
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.peer_watch import DISCONNECTED
+from distboot.agent.rank_connections import RankConnections
 from distboot.base.settings import SupervisionSettings
 from distboot.job.effects import (
     Blame,
@@ -237,17 +238,12 @@ class JobOfRank0:
         self._lines = {
             rank: HeartbeatConnection(ours, _CHANNEL) for rank, (ours, _) in ends.items()
         }
-        self._coordinator = FailureCoordinator(
-            ranks_of(MEMBERSHIP),
-            self._lines,
-            SETTINGS,
-            False,
-            self._say,
-            membership=MEMBERSHIP,
-            keys=_keys(has_begun=has_begun),
-            log=self._log,
-        )
-        self._coordinator.facts.is_starting = not has_begun
+        ranks = ranks_of(MEMBERSHIP)
+        peers = connect(ranks, self._lines)
+        self._shell = shell_of_ranks(ranks, SETTINGS, self._say)
+        keys = _keys(has_begun=has_begun)
+        RankConnections(self._shell, peers, MEMBERSHIP, keys, self._log)
+        self._shell.facts.is_starting = not has_begun
         for rank in _RANKS:
             self.after(Take(rank, Register(100 + rank)))
 
@@ -263,7 +259,7 @@ class JobOfRank0:
         else:
             self._agents[event.rank].sendall(_CHANNEL.sign(event.message, event.rank))
             self._read(event.rank)
-        self._coordinator.turn(self._now)
+        self._shell.turn(self._now)
         self._collect()
         found = self._effects
         self._effects = []
@@ -271,18 +267,18 @@ class JobOfRank0:
 
     @property
     def is_over(self) -> bool:
-        return self._coordinator.over(self._now)
+        return self._shell.over(self._now)
 
     def close(self) -> None:
-        self._coordinator.close()
+        self._shell.close()
         for agent in self._agents.values():
             agent.close()
 
     def _take_own(self, message: object) -> None:
         if isinstance(message, Arrive | Ready):
-            self._coordinator.ask(0, message, self._answer, self._now)
+            self._shell.ask(0, message, self._answer, self._now)
         else:
-            self._coordinator.take(0, message, self._now)
+            self._shell.take(0, message, self._now)
 
     def _answer(self, message: object) -> None:
         self._effects.append(f"rank 0 <- {_said(message)}")
@@ -295,7 +291,7 @@ class JobOfRank0:
     def _read(self, rank: int) -> None:
         """Let the agent of rank 0 read, once there is something to read."""
         wait_to_read(self._lines[rank].socket)
-        self._coordinator.read(self._lines[rank], self._now)
+        self._shell.peers.read(self._lines[rank], self._now)
 
     def _collect(self) -> None:
         sent: dict[str, list[int]] = {}
@@ -309,7 +305,7 @@ class JobOfRank0:
             whose = "" if entry.rank is None else f" {entry.rank}"
             self._effects.append(f"record: {entry.event}{whose}")
         self._recorded = len(list(self._log))
-        cause = self._coordinator.root_cause
+        cause = self._shell.root_cause
         if cause is not None and not self._has_concluded:
             self._has_concluded = True
             self._effects.append(f"conclude: {_ranks(cause.ranks)}")

@@ -11,7 +11,6 @@ from typing import Any
 
 from distboot import DistbootError
 from distboot.agent.agent import Agent
-from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.link import AgentLink
 from distboot.base.settings import SupervisionSettings
 from distboot.job.messages import KINDS, Register
@@ -109,7 +108,7 @@ class Process(threading.Thread):
         joined = Joined(side._plan, side=side)
         joined.result = JoinResult(self.membership)
         self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
-        agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
+        agent.shell.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
         agent.scripts.serve(its, self.rank)
 
@@ -124,13 +123,12 @@ class Process(threading.Thread):
                 self.offers = AgentLink(ours).get_ready(replace(ready, limit=limit))
         finally:
             self.ended.wait(20)
-            agent.role.hurry()
+            agent.shell.hurry()
             working.join(20)  # what it prints belongs to this test
 
     def is_ready(self) -> bool:
         """Whether rank 0, which this is, has got ready by now."""
-        role = None if self.agent is None else self.agent.role
-        return isinstance(role, FailureCoordinator) and 0 not in role.keys.unready
+        return self.agent is not None and not self.agent.shell.facts.is_starting
 
     def met(self) -> Membership:
         """The membership, once it is there; fails if there is an error instead."""

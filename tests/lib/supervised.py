@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from distboot.agent.hook_reader import HookReader
+from distboot.agent.shell import Shell
+from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus, UncaughtException
+from distboot.job.facts import Facts
+from distboot.job.root_cause import RankState
 from distboot.script.crash_hooks import EXCEPTION
 from distboot.script.exceptions import describe_text
 
@@ -101,6 +105,14 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.01)
+
+
+def shell_of_ranks(
+    ranks: list[RankState], settings: SupervisionSettings, say: Callable[..., None]
+) -> Shell:
+    """The shell of an agent in this process, which knows these ranks."""
+    facts = Facts({member.rank: member for member in ranks}, settings, is_held=False)
+    return Shell(facts, say)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -8,12 +8,13 @@ from contextlib import closing, suppress
 import pytest
 from conftest import StartRank0
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
-from supervised import pair, until
+from supervised import pair, shell_of_ranks, until
 
+from distboot.agent.agent import connect
 from distboot.agent.backlog import Backlog
-from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.peer_watch import DISCONNECTED
+from distboot.agent.rank_connections import RankConnections
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
@@ -62,16 +63,10 @@ class Job:
         keys = Keys(MEMBERSHIP, JoinTable(2))
         keys.has_begun = True
         self.log = EventLog()
-        self.side = FailureCoordinator(
-            ranks_of(MEMBERSHIP),
-            {1: self.line},
-            SETTINGS,
-            False,
-            self.say,
-            membership=MEMBERSHIP,
-            keys=keys,
-            log=self.log,
-        )
+        ranks = ranks_of(MEMBERSHIP)
+        peers = connect(ranks, {1: self.line})
+        self.side = shell_of_ranks(ranks, SETTINGS, self.say)
+        self.connections = RankConnections(self.side, peers, MEMBERSHIP, keys, self.log)
         self.side.take(0, Register(100), self.now)
         self.send(Register(101))
         self.read()
@@ -99,7 +94,7 @@ class Job:
         with suppress(OSError):
             self.line.socket.recv(1, socket.MSG_PEEK)
         self.line.socket.setblocking(False)
-        self.side.read(self.line, self.now)
+        self.side.peers.read(self.line, self.now)
         self.turn(0.0)
 
     def turn(self, seconds: float) -> None:
@@ -117,7 +112,7 @@ class Job:
         ours, channel = self.connect(challenge)
         its = Connection(ours, "10.0.0.2", channel=self.as_rank_0(challenge, 0))
         try:
-            self.side.take_back(its, Resume(agent, "its process", round_, received))
+            self.connections.take_back(its, Resume(agent, "its process", round_, received))
         except ProtocolError:
             ours.close()
             self.peers.pop().close()
@@ -155,7 +150,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
 def test_agent_that_returns_in_time_is_no_failure(job: Job) -> None:
     job.end()
     job.turn(0.05)
-    job.side.expect_return()  # it greets, and takes a while
+    job.connections.expect_return()  # it greets, and takes a while
     job.turn(0.5)
     job.come_back(received=1)
     job.turn(60)
@@ -183,7 +178,7 @@ def test_what_both_say_meanwhile_arrives_once(job: Job) -> None:
     assert job.received() == [Resumed(2), Release(key)]
     job.send(Exited(ExitStatus(code=0, when=1.0)))
     job.read()
-    member = job.side.members[1]
+    member = job.side.facts.members[1]
     assert member.end is not None
     assert member.end.code == 0
     assert job.line.received == 3
@@ -235,7 +230,7 @@ def test_old_frames_are_refused_on_new_connections() -> None:
         job.come_back(received=1)
         job.peers[-1].sendall(old)
         job.read()
-        assert job.side.members[1].end is None
+        assert job.side.facts.members[1].end is None
         assert "it is not watched any more" in job.said[-1]
 
 
@@ -326,16 +321,16 @@ def test_connection_that_is_reset_is_replaced(rank0: StartRank0, secret: str) ->
     other = Rank(first.port, record(1, 2), secret=secret, ready=Ready())
     other.ended.clear()
     until(lambda: other.offers is not None and first.agent is not None and first.is_ready())
-    until(lambda: other.agent is not None and not other.agent.role.facts.is_starting)
+    until(lambda: other.agent is not None and not other.agent.shell.facts.is_starting)
     assert other.agent is not None
     assert first.agent is not None
-    (line,) = other.agent.role.peers
+    (line,) = other.agent.shell.peers.members
     before = line.socket
     before.shutdown(socket.SHUT_RDWR)
     until(lambda: line.socket is not before and not line.is_closed)
-    (its,) = first.agent.role.peers
+    (its,) = first.agent.shell.peers.members
     until(lambda: not its.is_closed)  # rank 0 may still be reading who has connected
-    assert first.agent.role.root_cause is None
-    assert other.agent.role.root_cause is None
+    assert first.agent.shell.root_cause is None
+    assert other.agent.shell.root_cause is None
     for each in (first, other):
         each.ended.set()

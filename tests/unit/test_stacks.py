@@ -79,8 +79,8 @@ class Watched:
         found: list[Stacks] = []
         while True:
             found.clear()
-            side = MagicMock(peers=[], over=lambda now: found or now > end, due=lambda _: end)
-            loop = EventLoop(side)
+            shell = MagicMock(over=lambda now: found or now > end, due=lambda _: end)
+            loop = EventLoop(shell)
             StackReader(Process(self.process.pid), self._hooks, loop).read(
                 found.append, time.monotonic()
             )

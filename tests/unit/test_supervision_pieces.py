@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from supervised import pair
 
 from distboot.agent.claims import Claims
-from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault
+from distboot.agent.heartbeat import LOST, UNREACHABLE, Finding, HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.peer_connection import close_gracefully
 from distboot.base.text import without_secret
@@ -76,9 +76,7 @@ def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], 
             fault = line.fault(104.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert fault == LivenessFault(
-        True, "no answer for 15 s: the host, or the network to it, is down"
-    )
+    assert fault == Finding(LOST, "no answer for 15 s: the host, or the network to it, is down")
 
 
 def test_old_probe_of_an_ended_silence_is_dropped(
@@ -90,8 +88,8 @@ def test_old_probe_of_an_ended_silence_is_dropped(
             silence(seconds)
             assert line.fault(now + after) is None
         fault = line.fault(now + 8.0)
-        assert fault == LivenessFault(
-            False, "gave no answer for 15 s, though its host answers (a firewall?)"
+        assert fault == Finding(
+            UNREACHABLE, "gave no answer for 15 s, though its host answers (a firewall?)"
         )
 
 
@@ -102,8 +100,8 @@ def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
         line.receive(now)
         assert line.fault(now + 34) is None
         fault = line.fault(now + 35)
-        assert fault == LivenessFault(
-            True, "no answer for 34 s, though the host answers: stopped or frozen"
+        assert fault == Finding(
+            LOST, "no answer for 34 s, though the host answers: stopped or frozen"
         )
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from rendezvous_peers import altered, framed
-from supervised import pair, raised, wait_to_read
+from supervised import pair, raised, shell_of_ranks, wait_to_read
 
+from distboot.agent.agent import connect
 from distboot.agent.claims import own_log
-from distboot.agent.failure_coordinator import FailureCoordinator
-from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
-from distboot.agent.participant import Participant
+from distboot.agent.rank_0_connection import Rank0Connection
+from distboot.agent.rank_connections import RankConnections
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
@@ -51,25 +51,19 @@ class Job:
         self.lines = {rank: HeartbeatConnection(one, Channel()) for rank, (one, _) in pairs.items()}
         self.said: list[str] = []
         self.now = time.monotonic()
-        self.side: Participant
         if 0 in others:
-            self.side = FailureReporter(
-                ranks_of(MEMBERSHIP)[0 : own + 1 : own], self.lines, SETTINGS, False, self.say
-            )
+            ranks = ranks_of(MEMBERSHIP)[0 : own + 1 : own]
+            peers = connect(ranks, self.lines)
+            self.side = shell_of_ranks(ranks, SETTINGS, self.say)
+            Rank0Connection(self.side, peers, MEMBERSHIP.heartbeat_timeout)
             return
         self.log = EventLog()
         keys = Keys(MEMBERSHIP, JoinTable(4))
         keys.has_begun = True
-        self.side = FailureCoordinator(
-            ranks_of(MEMBERSHIP),
-            self.lines,
-            SETTINGS,
-            False,
-            self.say,
-            membership=MEMBERSHIP,
-            keys=keys,
-            log=self.log,
-        )
+        ranks = ranks_of(MEMBERSHIP)
+        peers = connect(ranks, self.lines)
+        self.side = shell_of_ranks(ranks, SETTINGS, self.say)
+        RankConnections(self.side, peers, MEMBERSHIP, keys, self.log)
         self.side.take(0, Register(100), self.now)
         for rank in others:
             self.send(rank, Register(100 + rank))
@@ -91,7 +85,7 @@ class Job:
     def read(self, rank: int) -> None:
         """Let our side read, once there is something to read."""
         wait_to_read(self.lines[rank].socket)
-        self.side.read(self.lines[rank], self.now)
+        self.side.peers.read(self.lines[rank], self.now)
         self.later(0)
 
     def later(self, seconds: float) -> None:
@@ -236,7 +230,7 @@ def test_garbage_is_reported_once_and_training_continues(
         job.send_raw(rank, garbage)
         job.peers[rank].close()
         job.later(100)
-        assert (len(job.said), job.first, job.side.orders) == (1, None, {})
+        assert (len(job.said), job.first, job.side.own.orders) == (1, None, {})
         assert job.said[0].isprintable()
     assert running.said[0].startswith(
         "warning: rank 2 on host-1 (node 1, local rank 0, process 102) "
@@ -261,9 +255,9 @@ def test_texts_of_rank_0_lose_control_characters() -> None:
     with closing(Job(0, own=2)) as elsewhere:
         elsewhere.send(0, FAILED)
         assert elsewhere.said == ["rank 3\\x1b[2J failed"]  # its traceback is there, and on rank 0
-        assert list(elsewhere.side.orders) == [2]
+        assert list(elsewhere.side.own.orders) == [2]
 
 
 def test_rank_0_speaks_for_its_log(reporter: Job) -> None:
     reporter.send(0, replace(FAILED, log=own_log()))
-    assert (reporter.said, list(reporter.side.orders)) == ([], [1])
+    assert (reporter.said, list(reporter.side.own.orders)) == ([], [1])

@@ -22,16 +22,12 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 
-from ..base.process import LAST_RESORT, Process
 from ..job.messages import Terminating
 from ..rendezvous.messages import RequestStop
-from ..script.progress import Movement
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .participant import Terminate
+from .own_process import Terminate
+from .rank_process import RankProcess
 
 # Seconds after which SIGTERM is sent to a script that may or may not read `ctx.preempted`
 _UNDECIDED = 2.0
@@ -42,31 +38,22 @@ _WAITS = "the script waits in a call that TERM does not end: killed"
 _OUTLASTS_GRACE = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
 
 
-class StoppingProcess:
-    """The process of a rank, as far as it is stopped. All times are those of `time.monotonic`."""
+class Stopping:
+    """How one process is stopped. All times are those of `time.monotonic`."""
 
-    def __init__(self, rank: int, process: Process, agent: Agent) -> None:
-        self.rank = rank
-        self.process = process
-        self.has_ended = False
+    def __init__(self, of: RankProcess) -> None:
         # The last signal with which it was made to end; None: it was not
         self.ending: int | None = None
         self.external_signal: int | None = None  # that has asked it to stop
-        self._loop = agent.loop
-        self._role = agent.role
-        self._movement = Movement(
-            process.pid,
-            self._role.settings.stalls_after,
-            time.monotonic(),
-        )
+        self.is_done = False  # whether this agent has stopped it as its work is done
+        # Whether SIGTERM only asks the script to stop, through our handler
+        self.listens = False
+        self.has_answered = False  # whether that handler has run
+        self._of = of
         self._is_stopped = False  # by this agent, as another rank has failed
-        self._is_done = False  # whether this agent has stopped it as its work is done
         self._is_killed_soon = False  # whether the grace has begun
         # Since when SIGTERM is held back, as `ctx.preempted` tells the script; None: it is not
         self._held_since: float | None = None
-        # Whether SIGTERM only asks the script to stop, through our handler
-        self._listens = False
-        self._has_answered = False  # whether that handler has run
         self._asked_at = 0.0  # when SIGTERM was sent as another rank had failed
 
     @property
@@ -74,24 +61,24 @@ class StoppingProcess:
         """Whether it had to stop as another rank had failed, by SIGTERM or by `ctx.preempted`."""
         if self._is_stopped:
             return True
-        cause = self._role.root_cause
+        cause = self._of.shell.root_cause
         if cause is None or not cause.is_failure:
             return False
-        return self._role.stops.is_told(self.rank)
+        return self._of.shell.stops.is_told(self._of.rank)
 
     def stop(self, order: Terminate, now: float) -> None:
         """Execute an order: ask the process to end, unless a signal has asked it already."""
         self._kill_after_grace(now)
         self.ending = signal.SIGTERM
-        if self.external_signal is not None or self.has_ended:
+        if self.external_signal is not None or self._of.has_ended:
             return
         self._is_stopped = order.is_failure
-        self._is_done = order.is_done
+        self.is_done = order.is_done
         if order.is_failure or order.is_done:
-            self._has_answered = False
+            self.has_answered = False
             self._send_term()
             self._asked_at = now
-            self._loop.call_at(now + _UNANSWERED, self._end_waiting)
+            self._of.loop.call_at(now + _UNANSWERED, self._end_waiting)
         else:
             self.external_signal = int(signal.SIGTERM)
             self.hold_term(now)
@@ -107,7 +94,7 @@ class StoppingProcess:
 
         If that is the first, and not from this agent, all ranks are told.
         """
-        if self.external_signal is not None or self.has_ended:
+        if self.external_signal is not None or self._of.has_ended:
             return
         if self.stopped_by_us:
             return
@@ -116,98 +103,90 @@ class StoppingProcess:
             self.external_signal,
             of_wrapper,
         )
-        self._role.take(self.rank, message, now)
+        self._of.take(message, now)
         if number == signal.SIGTERM:
             self._kill_after_grace(now)
 
     def tell_to_stop(self, now: float) -> None:
         """Its parent got SIGTERM, and holds it back: let `ctx.preempted` tell the script."""
         request = RequestStop(signal.SIGTERM.name)
-        self._role.take(self.rank, request, now)
+        self._of.take(request, now)
         self.hold_term(now)
 
     def hold_term(self, now: float) -> None:
         """Let `ctx.preempted` tell the script, and send SIGTERM only if it does not read that."""
         if self._held_since is None:
             self._held_since = now
-            self._loop.call_at(now + _UNDECIDED, self._pass_on_late)
+            decided_at = now + _UNDECIDED
+            self._of.loop.call_at(decided_at, partial(self.pass_on_term, decided_at))
             self.pass_on_term(now)
 
     def pass_on_term(self, now: float) -> None:
         """Send the SIGTERM that is held back, unless the script reads `ctx.preempted`."""
         if self._held_since is None:
             return
-        is_read = self._role.stops.is_read(self.rank)
+        is_read = self._of.shell.stops.is_read(self._of.rank)
         if is_read is None:  # not known yet
             is_read = now < self._held_since + _UNDECIDED
         if not is_read:
             self._send_term()
 
-    def _pass_on_late(self) -> None:
-        self.pass_on_term(time.monotonic())
-
     def _send_term(self) -> None:
         self._held_since = None
-        if not self.has_ended:
-            self.process.send(signal.SIGTERM)
-            self.process.send(signal.SIGCONT)
+        self._of.send(signal.SIGTERM)
+        self._of.send(signal.SIGCONT)
 
     def _end_waiting(self) -> None:
         """End a script that listens, but only waits, likely for the rank that has failed."""
-        if not self._listens or self.has_ended:
+        if not self.listens or self._of.has_ended:
             return
-        if self.ending == signal.SIGKILL or self._role.stops.is_told(self.rank):
+        if self.ending == signal.SIGKILL or self._of.shell.stops.is_told(self._of.rank):
             return
         timeout = _UNANSWERED
-        if self._has_answered:
-            timeout = self._role.stops.limit
+        if self.has_answered:
+            timeout = self._of.shell.stops.limit
         now = time.monotonic()
         if now < self._asked_at + timeout or self._is_busy():
-            self._loop.call_at(now + _POLLING, self._end_waiting)
+            self._of.loop.call_at(now + _POLLING, self._end_waiting)
             return
-        self._role.stops.end(self.rank)
-        self._loop.call_at(now + _POLLING, self._kill_waiting)
+        self._of.shell.stops.end(self._of.rank)
+        self._of.loop.call_at(now + _POLLING, self._kill_waiting)
 
     def _kill_waiting(self) -> None:
         """Kill it if not even a thread of Python runs, as the call holds the lock."""
-        if self._listens and not self.has_ended:
-            self._role.say(
+        if self.listens and not self._of.has_ended:
+            self._of.shell.say(
                 _WAITS,
-                self.rank,
+                self._of.rank,
                 event="killed",
             )
-            self._kill()
+            self.kill()
 
     def _is_busy(self) -> bool:
         """Whether it has used a processor, or a disk, since it was asked to stop."""
-        uses_processor = self._movement.used_at > self._asked_at + _POLLING
-        return uses_processor or self.process.state == "D"
+        uses_processor = self._of.movement.used_at > self._asked_at + _POLLING
+        return uses_processor or self._of.process.state == "D"
 
     def _kill_after_grace(self, now: float) -> None:
         if not self._is_killed_soon:
             self._is_killed_soon = True
-            grace = self._role.settings.grace
-            self._loop.call_at(now + grace, self._end_grace)
+            grace = self._of.shell.facts.settings.grace
+            self._of.loop.call_at(now + grace, self._end_grace)
 
     def _end_grace(self) -> None:
         if self._held_since is not None:
             self._send_term()
             now = time.monotonic()
-            self._loop.call_at(now + _AFTER_TERM, self._end_grace)
+            self._of.loop.call_at(now + _AFTER_TERM, self._end_grace)
             return
-        if not self.has_ended:
-            self._role.say(
+        if not self._of.has_ended:
+            self._of.shell.say(
                 _OUTLASTS_GRACE,
-                self.rank,
+                self._of.rank,
                 event="killed",
             )
-        self._kill()
+        self.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         self.ending = signal.SIGKILL
-        if self.has_ended and self.process.file is None:
-            return  # its number may be that of another process by now
-        number: int = signal.SIGKILL
-        if self.process.pid == 1:
-            number = LAST_RESORT
-        self.process.send(number)
+        self._of.kill()

@@ -1,0 +1,112 @@
+"""What rank 0's agent writes about its job: the log of events, the summary, the report, bad hosts."""
+
+from __future__ import annotations
+
+import time
+
+from ..base.text import first_line
+from ..job import effects as of_job
+from ..rendezvous.events import EventLog
+from ..rendezvous.membership import Membership
+from .shell import Shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .connections import Appliers
+
+
+class JobRecord:
+    """What is written about one round of a job."""
+
+    def __init__(self, shell: Shell, membership: Membership, log: EventLog) -> None:
+        self._shell = shell
+        self._facts = shell.facts
+        self._membership = membership
+        self._log = log
+        self.appliers: Appliers = {
+            of_job.Record: self._record,
+            of_job.Heard: self.hear,
+            of_job.Blame: self._blame,
+        }
+
+    def _record(self, effect: of_job.Record, _: float) -> None:
+        self._log.add(effect.event, effect.rank, **effect.details)
+
+    def hear(self, effect: of_job.Heard, _: float) -> None:
+        """For the journal, if there is one."""
+        if self._facts.settings.report is None:
+            return
+        from ..job import journal  # here, as most jobs have none
+
+        details = journal.heard(effect.message)
+        if details is not None:
+            self._log.note(journal.HEARD, effect.rank, **details)
+
+    def _blame(self, effect: of_job.Blame, _: float) -> None:
+        """Add a host to the file of bad hosts."""
+        path = self._facts.settings.bad_hosts
+        if path is None:
+            return
+        from .bad_hosts import append  # here, as few jobs have such a file
+
+        try:
+            append(
+                path,
+                effect.host,
+                effect.why,
+            )
+        except (OSError, ValueError) as error:
+            why = first_line(error)
+            self._shell.say(f"warning: the file of bad hosts was not written: {why}")
+
+    def summarize(self) -> None:
+        """Print one line on how the job ended, and write the report where there is to be one."""
+        # Here, as an agent needs it at its end only
+        from ..report.content import Doubts, job_report, summary_line
+        from ..report.files import try_to_write
+        from ..report.spent import NO_ROUND, RoundTime, goodput_line
+
+        settings = self._facts.settings
+        cause = self._facts.cause
+        restarts = self._shell.restarts
+        exit_code = self._exit_code_of_job()
+        self._log.note("ended", exit_code=exit_code)
+        doubts = Doubts(settings.apart, settings.unused)
+        now = time.time()
+        known = (self._log, self._membership, doubts, now)
+        round_ = RoundTime(self._log, self._membership.world_size)
+        earlier = []
+        before = NO_ROUND
+        if restarts is not None:
+            earlier = restarts.rounds
+            before = restarts.spent or before
+            restarts.spent = before.with_round(round_, now)
+        if cause is None or not cause.restarts:
+            line = summary_line(
+                *known,
+                exit_code,
+                rounds=earlier,
+            )
+            self._shell.say(line)
+            goodput = goodput_line(before.with_round(round_, now))
+            if goodput:
+                self._shell.say(goodput)
+        if settings.report is None or self._log[0].event != "rendezvous_started":
+            return
+        problem = try_to_write(settings.report, lambda: job_report(*known, earlier, before=before))
+        if problem is not None:
+            self._shell.say(problem)
+
+    def _exit_code_of_job(self) -> int | None:
+        """The exit code for the launcher; None where no failure and no signal has ended the job."""
+        cause = self._facts.cause
+        if cause is None:
+            return None
+        found = cause.exit_code
+        for rank in (*cause.ranks, *self._facts.members):
+            end = self._facts.members[rank].end
+            if end is not None:
+                found = cause.exit_code_for(end) or end.status or 0
+                if found:
+                    return found
+        return found

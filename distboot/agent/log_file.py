@@ -1,0 +1,72 @@
+"""The file of what a rank prints, for `--log-dir`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from ..base.errors import DistbootError, too_few_files
+from ..base.text import host_name, log_line, short_repr
+
+
+class LogFile:
+    """What a rank prints, both streams together."""
+
+    def __init__(self, path: str, rank: int, who: str | None) -> None:
+        self._path = path
+        self._who = who
+        self._lock = threading.Lock()
+        self._open_line = ""  # the stream whose last line has no end yet
+        self._file: int | None = None
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        header = f"distboot: rank {rank} on {host_name()}, started at {at}\n"
+        try:
+            self._open(header)
+        except OSError as error:
+            raise unwritable(f"the log file {short_repr(path)}", error) from None
+
+    def _open(self, header: str) -> None:
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+        # Append: a second attempt of the job must not hide why the first one failed
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
+        file = os.open(self._path, flags | os.O_NONBLOCK, 0o666)
+        self._file = file
+        os.set_blocking(file, True)
+        if os.fstat(file).st_size > 0:
+            header = f"\n{header}"
+        os.write(file, header.encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    def write(self, data: bytes, stream: str) -> None:
+        """Append; a line of one stream does not continue in one of the other."""
+        with self._lock:
+            if self._open_line not in ("", stream):
+                data = b"\n" + data
+            self._open_line = stream
+            if data.endswith(b"\n"):
+                self._open_line = ""
+            try:
+                self._write_all(data)
+            except OSError as error:  # for example a full disk: not worth the job
+                self._file = None
+                path = short_repr(self._path)
+                what = f"nothing more is written to {path}: {error.strerror}"
+                log_line(self._who, f"warning: {what}")
+
+    def _write_all(self, data: bytes) -> None:
+        while data and self._file is not None:
+            written = os.write(self._file, data)
+            data = data[written:]
+
+
+def unwritable(what: str, error: OSError) -> DistbootError:
+    """Why `what` cannot be written."""
+    hint = "let --log-dir name a folder that this host can write to"
+    problem = DistbootError("output-failed", f"{what} cannot be written: {error.strerror}", hint)
+    return too_few_files(error) or problem

@@ -1,0 +1,95 @@
+"""When an agent may exit, once its own ranks have ended: two tables, of which the first row that holds counts.
+
+An agent stays for the others, as its exit tells a launcher that its ranks have ended: the launcher
+has to see first the exit code of the rank that failed first, and a wrapper ends with the exit code
+of the job. `inf` is until something happens.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from operator import attrgetter
+
+from ..base.table import first_that_holds
+from .exit_status import ExitStatus
+from .facts import AFTER_THE_FIRST, Facts
+from .rank_0_link import Rank0Link
+from .root_cause import RootCause
+
+_LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
+_RANK_0_TELLS = 2.0  # seconds beyond the grace for ranks that were told to stop
+_IS_TOLD = 3.0  # seconds beyond the grace for rank 0 to let another agent end
+_CAUSE_TIMEOUT = 1.0  # seconds after our end to be told why
+_EXPLANATION_TIMEOUT = 11.0  # seconds, where a peer that is about to end may be the cause
+_is_reachable = attrgetter("is_reachable")
+_has_succeeded = attrgetter("has_succeeded")
+_end = attrgetter("end")
+
+
+def of_rank_0(facts: Facts) -> float:
+    """Until when rank 0's agent stays for the others."""
+    ended = facts.ends.ended_at
+    concluded = facts.ends.concluded_at
+    cause = facts.cause
+    is_open = cause is None
+    is_failure = cause is not None and cause.is_failure
+    is_alone = not any(map(_is_reachable, facts.members.values()))
+    told_all = concluded + facts.settings.grace + _RANK_0_TELLS
+    return first_that_holds(
+        (not facts.detects, ended),
+        (is_open and bool(facts.reports), inf),  # it is being decided
+        (is_alone, ended),
+        (is_open and facts.may_restart, inf),
+        (is_open, ended + _LINGER),
+        (is_failure, max(told_all, ended)),
+        (True, max(concluded + _LINGER, ended)),
+    )
+
+
+def of_others(facts: Facts, link: Rank0Link) -> float:
+    """Until when any other agent stays for the answer of rank 0."""
+    # Rank 0 has to receive how our ranks ended
+    return max(_of_cause(facts, link, facts.cause), link.returns_until)
+
+
+def _of_cause(facts: Facts, link: Rank0Link, cause: RootCause | None) -> float:
+    if cause is None:
+        return _without_cause(facts, link)
+    ended = facts.ends.ended_at
+    is_told = not facts.is_held or not cause.is_failure
+    return first_that_holds(
+        (_is_done(facts) or cause.restarts, ended),
+        # One that failed first has to be seen first
+        (is_told and _is_secondary(facts), max(ended, facts.ends.release_at)),
+        (is_told, max(ended, facts.ends.concluded_at)),
+        (not link.is_cut_off, ended + facts.settings.grace + _IS_TOLD),
+        (facts.has_own(cause.ranks), link.gone_at),
+        (True, link.gone_at + AFTER_THE_FIRST),
+    )
+
+
+def _without_cause(facts: Facts, link: Rank0Link) -> float:
+    ended = facts.ends.ended_at
+    return first_that_holds(
+        (link.is_cut_off, ended),
+        (facts.may_restart, inf),  # where a rank fails later, all begin again
+        (_is_done(facts), ended),
+        (_is_secondary(facts), ended + _EXPLANATION_TIMEOUT),
+        (True, ended + _CAUSE_TIMEOUT),
+    )
+
+
+def _is_done(facts: Facts) -> bool:
+    """Whether nothing is to be heard of rank 0: all of ours ended well, or it does not say."""
+    has_all_succeeded = all(map(_has_succeeded, facts.own))
+    return has_all_succeeded or not facts.detects
+
+
+def _is_secondary(facts: Facts) -> bool:
+    """Whether one of our ranks has failed as a peer was gone."""
+    ends = map(_end, facts.own)
+    return any(map(_is_end_secondary, ends))
+
+
+def _is_end_secondary(end: ExitStatus | None) -> bool:
+    return end is not None and end.is_secondary
