@@ -108,10 +108,14 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def shell_of_ranks(
-    ranks: list[RankState], settings: SupervisionSettings, say: Callable[..., None]
+    ranks: list[RankState],
+    settings: SupervisionSettings,
+    say: Callable[..., None],
+    *,
+    is_held: bool = False,
 ) -> Shell:
     """The shell of an agent in this process, which knows these ranks."""
-    facts = Facts({member.rank: member for member in ranks}, settings, is_held=False)
+    facts = Facts({member.rank: member for member in ranks}, settings, is_held)
     return Shell(facts, say)
 
 

@@ -4,17 +4,20 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from math import inf
 
 import pytest
 from conftest import StartRank0
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
-from supervised import pair, shell_of_ranks, until
+from supervised import pair, shell_of_ranks, until, wait_to_read
 
 from distboot.agent.agent import connect
 from distboot.agent.backlog import Backlog
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.peer_watch import DISCONNECTED
+from distboot.agent.rank_0_connection import Rank0Connection
 from distboot.agent.rank_connections import RankConnections
+from distboot.agent.returning import NewConnection, Returning
 from distboot.base.settings import SupervisionSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.keys import Keys
@@ -158,6 +161,15 @@ def test_agent_that_returns_in_time_is_no_failure(job: Job) -> None:
     assert job.said == ["rank 1 on host-1 (node 1, local rank 0, process 101) has connected again"]
 
 
+def test_agent_that_has_greeted_may_close_its_connection(job: Job) -> None:
+    job.connections.expect_return()
+    job.end()
+    job.turn(0.5)  # a busy host runs it late
+    job.come_back(received=1)
+    job.turn(60)
+    assert job.first is None
+
+
 def test_agent_that_does_not_come_back_is_lost(job: Job) -> None:
     job.end()
     job.turn(0.05)
@@ -279,6 +291,145 @@ def test_agent_that_speaks_again_is_waited_for(
         job.read()
     job.side.take(0, Exited(ExitStatus(code=0)), job.now)
     assert job.side.over(job.now + 0.1) is not speaks
+
+
+class Attempts(Returning):
+    """How an agent connects again, where a test says when an attempt has ended, and how."""
+
+    def __init__(self) -> None:
+        self.is_possible = True
+        self.process = "its process"
+        self.due = inf
+        self.new: NewConnection | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return True
+
+    def poll(self, _: float) -> NewConnection | None:
+        new = self.new
+        self.new = None
+        return new
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class OtherAgent:
+    """The side of rank 1's agent, and the ends of its connections that a test plays."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.said: list[str] = []
+        ours, self.old = pair()
+        self.new: socket.socket | None = None
+        self.line = HeartbeatConnection(ours, Channel("", "this rank", "old", "nonce", 3))
+        self.attempts = Attempts()
+        ranks = ranks_of(MEMBERSHIP)
+        peers = connect(ranks, {0: self.line})
+        self.side = shell_of_ranks(ranks, SETTINGS, self.say, is_held=True)
+        self.connection = Rank0Connection(self.side, peers, MEMBERSHIP.heartbeat_timeout, 3)
+        self.connection.returning.close()
+        self.connection.returning = self.attempts
+
+    def say(self, text: str, *_: object, **__: object) -> None:
+        self.said.append(text)
+
+    def be_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rank 0's host answers, and nothing gets through on the connection."""
+        with monkeypatch.context() as patch:
+            patch.setattr(HeartbeatConnection, "silence", lambda _: (1000.0, False))
+            for _ in range(20):
+                self.now += 1
+                self.side.tick(self.now)
+        assert "gave no answer for 15 s, though its host answers" in self.said[0]
+
+    def connect_again(self) -> None:
+        """An attempt has ended well: the agent closes its old connection, and greets over the new one."""
+        ours, self.new = pair()
+        self.attempts.new = NewConnection(ours, Channel("", "this rank", "new", "nonce", 0))
+        self.side.turn(self.now)
+
+    def answer(self, received: int) -> None:
+        assert self.new is not None
+        channel = Channel("", "rank 0", "new", "nonce", 3)
+        self.new.sendall(channel.sign(Resumed(received)))
+        wait_to_read(self.line.socket)
+        self.side.peers.read(self.line, self.now)
+
+    def received(self, round_: int) -> list[object]:
+        """All of a round that has come over the new connection; the first message is of none."""
+        assert self.new is not None
+        other = HeartbeatConnection(self.new, Channel("", "rank 0", "new", "nonce", round_))
+        return [message for _, message in other.drain(self.now, type(None), Resume, Exited)]
+
+    def is_over(self, seconds: float = 0.0) -> bool:
+        return self.side.over(self.now + seconds)
+
+    def close(self) -> None:
+        self.side.close()
+        self.old.close()
+        if self.new is not None:
+            self.new.close()
+
+
+@pytest.fixture
+def other() -> Iterator[OtherAgent]:
+    with closing(OtherAgent()) as one:
+        yield one
+
+
+WELL = Exited(ExitStatus(code=0, when=1.0))
+
+
+def test_end_is_reported_over_a_connection_not_answered_yet(
+    other: OtherAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.be_cut_off(monkeypatch)
+    other.connect_again()
+    assert other.received(round_=0) == [Resume(1, "its process", 3, 0)]
+    other.side.take(1, WELL, other.now)
+    assert not other.is_over()
+    other.answer(received=0)
+    assert other.received(round_=3) == [WELL]
+    assert other.is_over()
+
+
+def test_cut_off_agent_does_not_stay_for_ever(
+    other: OtherAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.be_cut_off(monkeypatch)
+    other.connect_again()
+    other.side.take(1, WELL, other.now)
+    assert other.is_over(6)
+
+
+def test_cut_off_agent_ends_where_nothing_gets_through(
+    other: OtherAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.be_cut_off(monkeypatch)
+    other.side.take(1, WELL, other.now)
+    assert other.is_over()
+
+
+def test_agent_ends_gracefully_once_rank_0_speaks_again(
+    other: OtherAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is unread here would let the kernel reset the connection, and the last message be lost."""
+    other.be_cut_off(monkeypatch)
+    channel = Channel("", "rank 0", "old", "nonce", 3)
+    other.old.sendall(channel.sign(Register(100)))
+    wait_to_read(other.line.socket)
+    other.side.peers.read(other.line, other.now)
+    other.side.take(1, WELL, other.now)
+    other.old.sendall(channel.sign(CountReads()))
+    other.old.shutdown(socket.SHUT_WR)
+    wait_to_read(other.line.socket)
+    other.side.finish()
+    other.side.close()
+    other.old.settimeout(5)
+    while other.old.recv(65536):
+        """Until the end, which is no reset."""
 
 
 def test_unkept_message_is_not_skipped() -> None:
