@@ -186,7 +186,7 @@ class CheckService(Service):
         if odd:
             again = odd[:_MOST_AGAIN]
             self._probe(self._nodes[finding.node] for finding in again)
-        else:
+        if not self._probing:  # no link is odd, or the nodes of those that are have gone
             self._knows_links = True
             self._go_on(now)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -27,6 +28,7 @@ AFTER_THE_FIRST = 0.15
 _LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
+_end = attrgetter("end")
 _is_local = attrgetter("is_local")
 
 
@@ -98,20 +100,18 @@ class Facts:
         """The job ends; a second time with the exit code, once that is known."""
         ends = self.ends
         ends.concluded_at = min(ends.concluded_at, now)
-        ends.release_at = min(ends.release_at, now + max(cause.delay, AFTER_THE_FIRST))
+        delay = max(cause.delay, AFTER_THE_FIRST)
+        ends.release_at = min(ends.release_at, now + delay)
         self.cause = cause
 
     def running(self) -> list[RankState]:
         """Those of our ranks that have not ended."""
-        found = []
-        for member in self.own:
-            if member.end is None:
-                found.append(member)
-        return found
+        return list(filterfalse(_end, self.own))
 
     def has_own(self, ranks: Collection[int]) -> bool:
         """Whether one of these is a rank of this agent."""
-        return any(member.rank in ranks for member in self.own)
+        own = {member.rank for member in self.own}
+        return not own.isdisjoint(ranks)
 
     @property
     def detects(self) -> bool:
@@ -120,12 +120,20 @@ class Facts:
             return False
         return self.settings.detects
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether there may be a cause, which is not known yet."""
+        return self.cause is None and bool(self.reports)
+
     def is_detected(self, member: RankState) -> bool:
         """Whether all ranks are told of the failure of this one."""
         return self.detects and member.is_watched
 
-    def delay(self, member: RankState) -> float:
-        """Seconds for which the others wait before they stop: their launcher has to see first who failed."""
+    def delay(self, member: RankState, ending: float = _STILL_ENDING) -> float:
+        """Seconds for which the others wait before they stop: their launcher has to see first who failed.
+
+        `ending`: for its script to end.
+        """
         agents_cause = ""
         if member.failing is not None:
             agents_cause = member.failing.cause
@@ -133,12 +141,9 @@ class Facts:
             (self.is_held, 0.0),
             (agents_cause != "", 0.0),  # it does not end by itself
             (member.is_reaped, _LAUNCHER_LOOKS),
-            (True, _STILL_ENDING),
+            (True, ending),
         )
 
     def delay_after_timeout(self, member: RankState) -> float:
         """The same, where a rank fails of a timeout: it first ends the group that did not answer."""
-        seconds = self.delay(member)
-        if seconds < _STILL_ENDING:
-            return seconds
-        return _AFTER_A_TIMEOUT
+        return self.delay(member, _AFTER_A_TIMEOUT)

@@ -22,6 +22,8 @@ class FailureService(Service):
     def __init__(self, facts: Facts, emit: Emit, late: LateService, *, is_by_node: bool) -> None:
         super().__init__(facts, emit)
         self._late = late
+        # Whether the first report waits for the positions of all ranks, which may explain it
+        self._waits_for_positions = False
         self._analysis = RootCauseAnalysis(
             list(facts.members.values()),
             is_by_node=is_by_node,
@@ -54,6 +56,7 @@ class FailureService(Service):
         self._emit(Record("reachable", member.rank, {}))
 
     def tick(self, now: float) -> None:
+        self._waits_for_positions = False
         if self._facts.cause is not None:
             return
         report = self._analysis.conclude(now)
@@ -64,9 +67,10 @@ class FailureService(Service):
             is_explained = self._late.explains(report.member.rank, report.end, now)
         if is_explained is False:
             self._conclude(report, now)
+        self._waits_for_positions = is_explained is None
 
     def due(self) -> float:
-        if self._facts.cause is not None:
+        if self._facts.cause is not None or self._waits_for_positions:
             return inf
         ends = [report.due for report in self._facts.reports]
         return min(ends, default=inf)

@@ -217,7 +217,9 @@ class Job(AgentJob):
             self._effects.append(effect)
 
     def _conclude(self, conclusion: Conclude) -> None:
-        """The job ends."""
+        """The job ends. What is found after that, by the check of all nodes for example, is no cause."""
+        if self.facts.cause is not None:
+            return
         cause = conclusion.cause
         first = self.facts.members[cause.ranks[0]]
         details = {

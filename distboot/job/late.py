@@ -137,7 +137,12 @@ class LateService(Service):
         }
 
     def due(self) -> float:
-        return min(self._question.due, self._next, self._poll)
+        due = min(self._question.due, self._poll)
+        if not self._question.is_open:
+            return min(due, self._next)
+        if self._facts.cause is not None:  # `tick` ends it
+            return -inf
+        return due  # the next question comes after the answers to this one
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
         self._leave(member.rank)

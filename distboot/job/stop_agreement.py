@@ -127,11 +127,12 @@ class StopService(Service):
 
     def tick(self, now: float) -> None:
         """A script that was told to stop may end in any way: so the root cause is decided before."""
-        is_undecided = self._facts.cause is None and bool(self._facts.reports)
-        if not is_undecided and self._agreement.decide(now):
+        if not self._facts.is_undecided and self._agreement.decide(now):
             self._tell()
 
     def due(self) -> float:
+        if self._facts.is_undecided:
+            return inf
         return self._agreement.due
 
     def _counted(self, member: RankState, message: Reads, _now: float) -> None:

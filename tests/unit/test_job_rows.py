@@ -3,7 +3,19 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from job_rows import Event, JobOfRank0, Lose, PureJob, Row, Take, Wait
+from job_rows import (
+    SETTINGS,
+    STARTING,
+    USUAL,
+    Event,
+    JobOfRank0,
+    Lose,
+    PureJob,
+    Row,
+    Setup,
+    Take,
+    Wait,
+)
 from supervised import raised
 
 from distboot.job.exit_status import ExitStatus
@@ -11,7 +23,10 @@ from distboot.job.messages import (
     Exited,
     Exiting,
     Failing,
+    NodeSeen,
     Position,
+    Probeable,
+    Probed,
     Reads,
     Stalled,
     Terminating,
@@ -21,6 +36,7 @@ from distboot.rendezvous.messages import (
     BARRIER,
     MAIN_FIRST,
     Arrive,
+    AskStacks,
     Detach,
     Key,
     Leave,
@@ -34,6 +50,7 @@ CODE_3 = ExitStatus(code=3, when=1.0)
 BUG = raised("ValueError: boom", "train.py:7", when=1.0)
 PEER_CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456"
 OF_A_PEER = raised(PEER_CLOSED)
+TIMEOUT = raised("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
 NO_DRIVER = ("device-failed", "no driver", "")
 SIGTERM = 15
 RANK_2_IS_KILLED = (
@@ -387,7 +404,90 @@ LATE: dict[str, list[Row]] = {
         (is_at(0, 0, 10, "all_reduce", since=0.0), NOTHING),
     ],
 }
-TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE
+
+# What random schedules have found (`make schedules`): after each event the loop of the agent can sleep.
+SLEEPS: dict[str, list[Row]] = {
+    "a rank that stalls meanwhile is no second question": [
+        (Take(2, Stalled()), ["all <- Locate"]),
+        (Take(1, Stalled()), NOTHING),
+        (Wait(2), NOTHING),
+    ],
+    "a second user asks before all have answered the first": [
+        (Take(1, AskStacks()), ["all <- Locate"]),
+        (Take(2, AskStacks()), NOTHING),
+        (Wait(2), NOTHING),
+    ],
+    "a timeout waits for the positions of all": [
+        (fails(3, TIMEOUT), ["all <- Locate", "record: failing 3"]),
+        (Wait(2), NOTHING),
+    ],
+    "a stop waits for the cause": [
+        (Take(1, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 1"]),
+        (Wait(1), NOTHING),
+        (is_about_to_end(2), NOTHING),
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (Wait(9.2), NOTHING),
+    ],
+    "a user's question ends with the job": [
+        (Take(1, AskStacks()), ["all <- Locate"]),
+        (
+            exits(2, KILLED),
+            [
+                RANK_2_IS_KILLED,
+                "all <- Abort",
+                "rank 1 <- ShowStacks",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+    ],
+}
+
+CHECK_STOPS: dict[str, list[Row]] = {
+    "what the check finds after a failure is no second cause": [
+        (
+            exits(2, KILLED),
+            [
+                RANK_2_IS_KILLED,
+                "all <- Abort",
+                "record: exited 2",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+        (Wait(3), ["record: checked"]),
+    ],
+}
+CHECK_WARNS: dict[str, list[Row]] = {
+    "an odd link is not probed again once its node has gone": [
+        (Take(0, Probeable(4000, "token")), NOTHING),
+        (Take(0, NodeSeen()), NOTHING),
+        (Take(2, Probeable(4002, "token")), ["rank 2 <- Probe"]),
+        (Take(2, NodeSeen()), NOTHING),
+        (Take(0, Probed(1, 0.05, 12e9)), NOTHING),
+        (Take(2, Probed(1, 0.0002, 12e9)), ["rank 2 <- Probe"]),
+        (Take(0, Probed(2, 0.05, 12e9)), NOTHING),
+        (
+            Take(2, Detach()),
+            [
+                (
+                    "say: warning: host-0: a round trip of 50 ms to host-1, "
+                    "median of the others 0.2 ms"
+                ),
+                "record: checked",
+            ],
+        ),
+    ],
+}
+TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE | SLEEPS | CHECK_STOPS | CHECK_WARNS
+# Where a job is not the usual one. Below the wrapper the check does not hold up a script until it calls `init()`
+WRAPPED = Setup(has_begun=False)
+SETUPS = {
+    **dict.fromkeys(START, STARTING),
+    **dict.fromkeys(CHECK_STOPS, WRAPPED._replace(settings=SETTINGS._replace(check="stop"))),
+    **dict.fromkeys(CHECK_WARNS, WRAPPED._replace(settings=SETTINGS._replace(check="warn"))),
+}
 
 
 @pytest.mark.parametrize("job_of", [PureJob, JobOfRank0])
@@ -395,7 +495,7 @@ TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE
 def test_each_event_has_these_effects(
     name: str, job_of: Callable[..., PureJob | JobOfRank0]
 ) -> None:
-    job = job_of(has_begun=name not in START)
+    job = job_of(SETUPS.get(name, USUAL))
     try:
         for event, effects in TABLES[name]:
             assert job.after(event) == list(effects), event
