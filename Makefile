@@ -18,7 +18,7 @@ RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
 
 .DEFAULT_GOAL = help
-.PHONY: help demo quick test test-all matrix faults hangs pythons lowest newest lint format docs dist bench gpu clean
+.PHONY: help demo quick test schedules test-all matrix faults hangs pythons lowest newest lint format docs dist bench gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,9 @@ quick: $(VENV)/quick.stamp ## the unit tests, which need no framework and no pro
 
 test: $(VENV)/test.stamp ## the tests that need torch and MPI at most, in minutes (ARGS="-k name" for some)
 	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" $(ARGS)
+
+schedules: $(VENV)/quick.stamp ## a million random schedules of rank 0's job (ARGS="--first 0 --count 1000" for some)
+	$(RUN) tests/schedules.py $(ARGS)
 
 test-all: $(VENV)/test-all.stamp ## all tests, with all frameworks, on the wheel (ARGS as above)
 	$(RUN) tests/environments.py here $(SIDE_BY_SIDE) $(ARGS)
