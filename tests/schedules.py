@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Random schedules of rank 0's job.")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default: 0)")
     parser.add_argument(
-        "--count", type=int, default=1_000_000, help="how many (default: 1000000, an hour or two)"
+        "--count", type=int, default=1_000_000, help="how many (default: 1000000, half an hour)"
     )
     arguments = parser.parse_args()
     return 0 if run(arguments.first, arguments.count) else 1

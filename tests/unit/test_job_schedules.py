@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import schedules
 from hypothesis import HealthCheck, given, settings
-from job_rows import SETTINGS, Event, JobOfRank0, PureJob, Setup, Wait
+from job_rows import SETTINGS, Event, JobOfRank0, PureJob, Setup, Take, Wait
 from job_schedules import Plan, follow, plan_of_seed, plans
 
 from distboot.job.failure_service import FailureService
@@ -41,6 +41,15 @@ def test_any_schedule_ends_with_one_cause(plan: Plan) -> None:
 
 def test_schedules_by_number_end_with_one_cause(capsys: pytest.CaptureFixture[str]) -> None:
     assert schedules.run(0, BY_NUMBER), capsys.readouterr().out
+
+
+def test_schedules_have_every_message_of_a_rank() -> None:
+    said = set()
+    for number in range(BY_NUMBER):
+        happened = follow(plan_of_seed(number)).happened
+        said |= {type(event.message) for event in happened if isinstance(event, Take)}
+    handled = set(PureJob().job._handlers)
+    assert handled - said == set(), "add them to the table of `tests/lib/job_schedules.py`"
 
 
 def test_order_of_hashes_changes_no_effect() -> None:
