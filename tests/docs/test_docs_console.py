@@ -225,7 +225,9 @@ def _mark(group: list[Block]) -> object:
     """Where a session can be run, and what takes torch."""
     text = _text(group)
     marks = [pytest.mark.skip(reason=why) for words, why in NEEDS.items() if why and words in text]
-    if "nproc-per-node" in text or "torch" in text or "tutorial" in group[0].page:
+    scripts = [block for block in blocks("python") if block.page == group[0].page and block.title]
+    runs_torch = any("import torch" in each.text and each.title in text for each in scripts)
+    if runs_torch or "nproc-per-node" in text or "torch" in text or "tutorial" in group[0].page:
         marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
     elif "framework horovod" in text:
         marks.append(pytest.mark.all)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 from launched import needs_torch
 from terminal_picture import lines_of, picture, rows_of
@@ -67,6 +68,7 @@ def _without_seconds(rows: list[str]) -> str:
     return re.sub(r"for \d+ s", "for … s", text)
 
 
+@pytest.mark.all  # four ranks with torch, which hang for five seconds
 @needs_torch
 def test_picture_is_what_a_hang_shows(tmp_path: Path, clean_env: Mapping[str, str]) -> None:
     shown = _shown(tmp_path, clean_env)

@@ -220,6 +220,7 @@ def test_all_stop_after_one_step_and_resume_there(start: Start, way: Way) -> Non
     assert [steps[:2] for steps in seen(begun(start, way, 2))] == [[last + 1, STEPS]] * 2
 
 
+@ALL  # twelve times an import of torch
 @needs_torch
 def test_resumed_training_ends_with_the_unbroken_loss(start: Start) -> None:
     last = stopped_at(begun(start, PYTORCH, 4))

@@ -24,7 +24,9 @@ def test_healthy_links_are_not_named(four: Hosts, port: int) -> None:
     assert "warning" not in found.output
 
 
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    "kind", ["slow", *(pytest.param(kind, marks=pytest.mark.all) for kind in BAD if kind != "slow")]
+)
 def test_bad_link_is_named(four: Hosts, port: int, kind: str) -> None:
     with bad_link(four, "three", **BAD[kind]):
         found = check(four, port)

@@ -95,6 +95,7 @@ def test_all_reduce_names_the_node_with_slow_pairs(four: Hosts, port: int) -> No
         assert "three" in finding.partition(":")[0]
 
 
+@pytest.mark.all  # as above, with nodes
 @needs_torch
 def test_ranks_of_one_node_reduce(run_ranks: RunRanks) -> None:
     script = (

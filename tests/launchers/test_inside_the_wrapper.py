@@ -67,8 +67,8 @@ def _below(
     mark: pytest.MarkDecorator,
     *options: str,
 ) -> Any:
-    """With options it is a framework's launcher, for `make test-all`."""
-    marks = [mark, pytest.mark.all] if options else mark
+    """With options it is a framework's launcher, for `make test-all`, and so is torchrun."""
+    marks = [mark, pytest.mark.all] if options or name == "torchrun" else mark
     return pytest.param([*WRAPPER, *options, "--", *command], launcher, ranks, marks=marks, id=name)
 
 
@@ -151,6 +151,7 @@ def test_launcher_given_all_nodes_starts_one_job(start: Start, wrapper: list[str
     assert not any("of its own" in rank.err for rank in ended)
 
 
+@pytest.mark.all
 @needs_torch
 def test_launcher_in_a_shell_below_the_wrapper(start: Start) -> None:
     """The wrapper exports all that it exports for a script, as the shell's other words may be about this rank."""

@@ -268,7 +268,8 @@ def test_worker_of_ray_is_no_world(
         ("fork", _STARTS[0]),
         ("forkserver", _STARTS[0]),
         *(("spawn", start) for start in _STARTS),
-        ("torch", _STARTS[0]),
+        # Processes of multiprocessing as well, and nine times an import of torch
+        pytest.param("torch", _STARTS[0], marks=pytest.mark.all),
     ],
 )
 def test_spawned_process_is_no_world(

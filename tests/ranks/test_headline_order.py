@@ -31,9 +31,19 @@ WAYS = {
     "torchrun": (["torchrun", "--standalone", "--nproc-per-node", "3"], "rank 0"),
 }
 _MARKS = {"mpirun": needs_mpirun, "mpirun-wrapper": needs_mpirun, "torchrun": needs_torch}
-in_all_ways = pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=_MARKS.get(way, ())) for way in WAYS]
-)
+
+
+def in_all_ways(*slow: str) -> pytest.MarkDecorator:
+    """In each of the ways; in the slow ones, for `make test-all`."""
+    params = []
+    for way in WAYS:
+        marks = [_MARKS[way]] if way in _MARKS else []
+        if way in slow:
+            marks.append(pytest.mark.all)
+        params.append(pytest.param(way, marks=marks))
+    return pytest.mark.parametrize("way", params)
+
+
 FAILS = """
 import os, signal, sys, time
 import distboot
@@ -66,7 +76,7 @@ def _said(lines: Sequence[str], text: str) -> list[str]:
     return [line for line in lines if line.startswith("distboot: ") and text in line]
 
 
-@in_all_ways
+@in_all_ways()
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_headline_follows_the_traceback(run: Run, port: int, way: str, rank: int) -> None:
     lines = _lines(run, way, port, rank, "load()")
@@ -84,7 +94,7 @@ def test_one_headline_follows_the_traceback(run: Run, port: int, way: str, rank:
     assert not [line for line in lines if line.startswith("  | ")]
 
 
-@in_all_ways
+@in_all_ways("torchrun")
 @pytest.mark.parametrize(
     "end",
     [

@@ -1,12 +1,13 @@
 """The status of a TrainJob of Kubeflow Trainer: what real jobs post, and what a bad server costs."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import ROOT, Run
 from status_servers import TOKEN, StatusServer, missing_for_server, status_server
 
 pytestmark = pytest.mark.skipif(missing_for_server() is not None, reason=str(missing_for_server()))
@@ -19,12 +20,26 @@ if ctx.rank == 1:
 ctx.barrier()
 """
 WAITS = "import distboot, time\ndistboot.init('none')\ntime.sleep({seconds})\n"
+# For every process of a job. The controller asks for a status every 5 s: test_missing_ranks_are_in_the_status waits.
+HURRIED = """
+from distboot.agent import kubeflow_status
+kubeflow_status.KubeflowStatus.between = 0.5
+kubeflow_status._TIMEOUT = 1.0
+"""
 
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StatusServer]:
     with status_server(tmp_path_factory.mktemp("server")) as started:
         yield started
+
+
+@pytest.fixture
+def hurried(tmp_path: Path) -> dict[str, str]:
+    """The variables of a job whose wrapper posts ten times as often, and waits less for an answer."""
+    (tmp_path / "hurried").mkdir()
+    (tmp_path / "hurried" / "sitecustomize.py").write_text(HURRIED)
+    return {"PYTHONPATH": f"{tmp_path / 'hurried'}{os.pathsep}{ROOT}"}
 
 
 def test_first_failure_is_in_the_status(run: Run, server: StatusServer) -> None:
@@ -59,8 +74,11 @@ def test_missing_ranks_are_in_the_status(
     assert first["distboot_missing"] == "1-3"
 
 
-def test_status_is_left_to_a_script_that_trains(run: Run, server: StatusServer) -> None:
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=12), env=server.environ())
+def test_status_is_left_to_a_script_that_trains(
+    run: Run, server: StatusServer, hurried: dict[str, str]
+) -> None:
+    environ = {**server.environ(), **hurried}
+    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
     assert done.returncode == 0, done.stderr
     phases = [one["distboot_phase"] for one in server.posted]
     assert phases[-1] == "running"
@@ -83,11 +101,17 @@ def test_no_status_where_it_is_turned_off(run: Run, server: StatusServer) -> Non
     ],
 )
 def test_bad_server_costs_one_warning(
-    run: Run, server: StatusServer, answer: int, headers: dict[str, str], why: str
+    run: Run,
+    server: StatusServer,
+    hurried: dict[str, str],
+    answer: int,
+    headers: dict[str, str],
+    why: str,
 ) -> None:
     server.answer = answer
     server.headers = headers
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=14), env=server.environ())
+    environ = {**server.environ(), **hurried}
+    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=3), env=environ)
     assert done.returncode == 0
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert "the status of the TrainJob at 'https://127.0.0.1:" in warning
@@ -95,10 +119,12 @@ def test_bad_server_costs_one_warning(
     assert TOKEN not in done.stderr
 
 
-def test_status_is_told_again_after_an_error(run: Run, server: StatusServer) -> None:
+def test_status_is_told_again_after_an_error(
+    run: Run, server: StatusServer, hurried: dict[str, str]
+) -> None:
     server.first_answers = [503]
-    script = WAITS.format(seconds=8) + "raise ValueError('bad batch')\n"
-    done = run(*WRAPPER, "train.py", train=script, env=server.environ())
+    script = WAITS.format(seconds=2) + "raise ValueError('bad batch')\n"
+    done = run(*WRAPPER, "train.py", train=script, env={**server.environ(), **hurried})
     assert done.returncode == 1
     assert server.posted[-1]["distboot_phase"] == "failed"
     warnings = [line for line in done.stderr.splitlines() if "warning" in line]
@@ -107,11 +133,13 @@ def test_status_is_told_again_after_an_error(run: Run, server: StatusServer) -> 
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\nsecond", f"{TOKEN} second", f"{TOKEN}\u00e9"])
-def test_bad_token_is_not_shown(run: Run, server: StatusServer, tmp_path: Path, token: str) -> None:
+def test_bad_token_is_not_shown(
+    run: Run, server: StatusServer, hurried: dict[str, str], tmp_path: Path, token: str
+) -> None:
     path = tmp_path / "token"
     path.write_text(token)
-    environ = server.environ(TOKEN=str(path))
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=6), env=environ)
+    environ = {**server.environ(TOKEN=str(path)), **hurried}
+    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
     assert done.returncode == 0
     assert "was not updated" in done.stderr
     assert TOKEN not in done.stderr
@@ -135,22 +163,23 @@ def test_job_does_not_wait_for_the_server(run: Run, server: StatusServer) -> Non
     ],
 )
 def test_bad_variables_cost_one_warning(
-    run: Run, server: StatusServer, name: str, value: str, why: str
+    run: Run, server: StatusServer, hurried: dict[str, str], name: str, value: str, why: str
 ) -> None:
-    done = run(
-        *WRAPPER, "train.py", train=WAITS.format(seconds=7), env=server.environ(**{name: value})
-    )
+    environ = {**server.environ(**{name: value}), **hurried}
+    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
     assert done.returncode == 0
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert why in warning
     assert server.posted == []
 
 
-def test_wrong_certificate_is_refused(run: Run, server: StatusServer, tmp_path: Path) -> None:
+def test_wrong_certificate_is_refused(
+    run: Run, server: StatusServer, hurried: dict[str, str], tmp_path: Path
+) -> None:
     with status_server(tmp_path) as other:
         certificate = other.environ()["KUBEFLOW_TRAINER_SERVER_CA_CERT"]
-        environ = server.environ(CA_CERT=certificate)
-        done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=7), env=environ)
+        environ = {**server.environ(CA_CERT=certificate), **hurried}
+        done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
     assert done.returncode == 0
     assert "certificate verify failed" in done.stderr
     assert server.posted == []

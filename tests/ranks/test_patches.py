@@ -6,6 +6,7 @@ Some patches are looked for in real processes, and the others in the source, as 
 import ast
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -181,18 +182,40 @@ def _names(patches: list[Patch]) -> set[str]:
     return {name for patch in patches for name in patch.names} - CALLS | {"signal.signal"}
 
 
+Find = Callable[[str], set[str]]
+
+
+@pytest.fixture(scope="module")
+def found_before() -> dict[str, set[str]]:
+    """What was found in the processes of a script, by its name."""
+    return {}
+
+
+@pytest.fixture
+def find(by_hand: ByHand, found_before: dict[str, set[str]]) -> Find:
+    """Finds what is in the processes of a script, with all that a user can turn on."""
+
+    def found(script: str) -> set[str]:
+        if script not in found_before:
+            every = {"DISTBOOT_STOP_SIGNALS": "USR1", SHIELD: "1"}
+            found_before[script] = _find(by_hand, script, **every)
+        return found_before[script]
+
+    return found
+
+
 @pytest.mark.parametrize(
     "script",
     [name if name != "torch" else pytest.param(name, marks=needs_torch) for name in SCRIPTS],
 )
-def test_every_patch_of_a_process_has_its_row(by_hand: ByHand, script: str) -> None:
-    found = _find(by_hand, script, DISTBOOT_STOP_SIGNALS="USR1", **{SHIELD: "1"})
+def test_every_patch_of_a_process_has_its_row(find: Find, script: str) -> None:
+    found = find(script)
     assert found <= _names(PATCHES)
     assert [name for name in found if name.startswith("sys.excepthook of ")]
 
 
 @needs_torch
-def test_every_row_is_found_in_a_process(by_hand: ByHand) -> None:
+def test_every_row_is_found_in_a_process(find: Find) -> None:
     found: set[str] = set()
     for script in (
         "alone",
@@ -202,7 +225,7 @@ def test_every_row_is_found_in_a_process(by_hand: ByHand) -> None:
         "workers below the wrapper",
         "torch",
     ):
-        found |= _find(by_hand, script, DISTBOOT_STOP_SIGNALS="USR1", **{SHIELD: "1"})
+        found |= find(script)
     assert _names(PATCHES) - found == set()
 
 

@@ -194,7 +194,11 @@ def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"]
+    "before",
+    [
+        pytest.param([], id="bare", marks=pytest.mark.all),
+        pytest.param(NAMESPACE, id="process 1", marks=needs_namespace),
+    ],
 )
 def test_every_exit_code_and_signal_of_the_child(run: Run, before: Sequence[str]) -> None:
     script = """

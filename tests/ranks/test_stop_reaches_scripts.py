@@ -171,19 +171,32 @@ if ctx.rank == 1:
 """
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("does", "code"),
-    [
-        ("lock_in_c(ctypes.CDLL(None))", 143),
-        ("lock_in_c(ctypes.PyDLL(None))", 137),  # no thread of Python runs
-        ("lock()", 143),
-        ("time.sleep(50)", 143),
-    ],
-)
+# What a rank does while another one fails, and its exit code.
+WAITING = {
+    "lock_in_c(ctypes.CDLL(None))": 143,
+    "lock_in_c(ctypes.PyDLL(None))": 137,  # no thread of Python runs
+    "lock()": 143,
+    "time.sleep(50)": 143,
+}
+SAVING = ("save()", "handle()", "work()")
+
+
+def each_in_one_way(*cases: str) -> pytest.MarkDecorator:
+    """Each case with `init` or below the wrapper, and the other one in `make test-all`: they take 5 to 12 seconds."""
+    params = []
+    for number, does in enumerate(cases):
+        for way, before in enumerate(((), WRAPPER)):
+            marks = () if way == number % 2 else pytest.mark.all
+            name = f"{does}-{'wrapper' if before else 'init'}"
+            params.append(pytest.param(does, before, marks=marks, id=name))
+    return pytest.mark.parametrize(("does", "before"), params)
+
+
+@each_in_one_way(*WAITING)
 def test_failed_job_does_not_wait_for_who_waits(
-    ranks: Ranks, before: tuple[str, ...], does: str, code: int
+    ranks: Ranks, before: tuple[str, ...], does: str
 ) -> None:
+    code = WAITING[does]
     begun = time.monotonic()
     first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="45")
     assert time.monotonic() - begun < 35, first
@@ -192,8 +205,7 @@ def test_failed_job_does_not_wait_for_who_waits(
     assert ("waits in a call that TERM does not end: killed" in first[0]) == (code == 137), first
 
 
-@BOTH
-@pytest.mark.parametrize("does", ["save()", "handle()", "work()"])
+@each_in_one_way(*SAVING)
 def test_failed_job_waits_for_who_saves(
     ranks: Ranks, before: tuple[str, ...], tmp_path: Path, does: str
 ) -> None:

@@ -121,6 +121,18 @@ def test_stack_of_a_process_is_read_repeatedly(watch: Callable[..., Watched]) ->
     assert watched.process.poll() is None
 
 
+# State D: vfork(2) suspends the parent until its child ends.
+_IN_THE_KERNEL = """
+import ctypes
+parent = os.getpid()
+ready()
+if ctypes.PyDLL(None).vfork() == 0:
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os._exit(0)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -134,8 +146,9 @@ def test_stack_of_a_process_is_read_repeatedly(watch: Callable[..., Watched]) ->
             "at a place",
         ),
         ("ready()\nos.execvp('/bin/sleep', ['sleep', '60'])", "at a place"),
+        (_IN_THE_KERNEL, "in the kernel, where no signal reaches it"),
     ],
-    ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
+    ids=["holds-the-lock", "stopped", "own-handler", "another-program", "in-the-kernel"],
 )
 def test_where_a_process_is_that_runs_no_python(
     watch: Callable[..., Watched], script: str, expected: str
