@@ -13,6 +13,11 @@ import os, sys, tempfile, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 """
+_BEGIN_WITHOUT_TORCH = """
+import tempfile, distboot
+ctx = distboot.init("none")
+rank = ctx.rank
+"""
 _END = "dist.all_reduce(torch.ones(1))\ndist.destroy_process_group()\n"
 # What is wrong, the launch in which it does not show, the one in which it does, its columns there, and what is said.
 PLANTED = {
@@ -27,8 +32,8 @@ PLANTED = {
         ),
     ),
     "data": (
-        "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\ndist.barrier()\n"
-        "open(path)\n" + _END,
+        "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\n"
+        "ctx.barrier()\nopen(path)\n",
         "srun 1x2",
         "srun 2x1",
         ("no", "-", "no", "together"),
@@ -65,10 +70,14 @@ def _try(
 
 
 @needs_torch
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.all if name == "end" else ()) for name in PLANTED],
+)
 def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
-    code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=_BEGIN + script)
+    begin = _BEGIN_WITHOUT_TORCH if name == "data" else _BEGIN
+    code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=begin + script)
     assert rows[hidden][0].endswith(" s"), output
     assert rows[hidden][2:] == ["no", "together"], output
     assert all(got == wanted for got, wanted in zip(rows[shown], columns, strict=True) if wanted), (
@@ -78,6 +87,7 @@ def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     assert code == 1
 
 
+@pytest.mark.all
 @needs_torch
 def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> None:
     begin = 'export MASTER_ADDR=$(scontrol show hostnames "$NONE" 2>/dev/null || echo localhost)\n'
@@ -93,11 +103,19 @@ def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> 
     assert code == 1
 
 
-@needs_torch
-def test_script_without_them_is_left_alone(run: Run) -> None:
-    code, rows, output = _try(
-        run, str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1"
-    )
+_DIGITS = (str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(("train.py",), id="barrier"),
+        # 18 times an import of torch
+        pytest.param(_DIGITS, id="digits", marks=[needs_torch, pytest.mark.all]),
+    ],
+)
+def test_script_without_them_is_left_alone(run: Run, script: tuple[str, ...]) -> None:
+    code, rows, output = _try(run, *script, train=_BEGIN_WITHOUT_TORCH + "ctx.barrier()\n")
     assert code == 0, output
     assert list(rows) == ["mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1"]
     running = [line for line in output.splitlines() if line.startswith("distboot: trying ")]
