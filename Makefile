@@ -16,6 +16,8 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
+# Without the files of Python's compiler each process of a test compiles distboot anew, and each pytest hypothesis, too.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
 .PHONY: help demo quick test schedules test-all matrix faults hangs pythons lowest newest lint format docs dist bench gpu clean

@@ -221,12 +221,19 @@ NEEDS = {
 }
 
 
+# The scripts of the pages that import torch: page and name
+WITH_TORCH = [
+    (block.page, block.title)
+    for block in blocks("python")
+    if block.title and "import torch" in block.text
+]
+
+
 def _mark(group: list[Block]) -> object:
     """Where a session can be run, and what takes torch."""
     text = _text(group)
     marks = [pytest.mark.skip(reason=why) for words, why in NEEDS.items() if why and words in text]
-    scripts = [block for block in blocks("python") if block.page == group[0].page and block.title]
-    runs_torch = any("import torch" in each.text and each.title in text for each in scripts)
+    runs_torch = any(page == group[0].page and title in text for page, title in WITH_TORCH)
     if runs_torch or "nproc-per-node" in text or "torch" in text or "tutorial" in group[0].page:
         marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
     elif "framework horovod" in text:

@@ -60,7 +60,7 @@ def _script(name: str, way: Way) -> str:
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        pytest.param(name, way, id=name, marks=way.marks or needs("torch"))
+        pytest.param(name, way, id=name, marks=way.marks or (pytest.mark.all, needs("torch")))
         for name, way in _ALL_WAYS.items()
     ],
 )

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,20 @@ def all_with(package: str) -> Callable[[Test], Test]:
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
 in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
+
+
+def in_one_way(names: str, cases: Iterable[object], first: int = 0) -> pytest.MarkDecorator:
+    """Every second case with `init`, the others below the wrapper; the rest is for `make test-all`."""
+    params = []
+    for number, case in enumerate(cases, first):
+        values = case if isinstance(case, tuple) else (case,)
+        for init in (False, True):
+            marks = () if init == bool(number % 2) else pytest.mark.all
+            name = "-".join([*map(str, values), "init" if init else "wrapper"])
+            params.append(pytest.param(*values, init, marks=marks, id=name))
+    return pytest.mark.parametrize(f"{names}, init", params)
+
+
 needs_torch = needs("torch")
 needs_deepspeed = needs("deepspeed")
 BIN = Path(sys.executable).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launched import in_both_ways
+from launched import in_both_ways, in_one_way
 from supervised import ENDS, FAILING, Start, raised, until
 
 from distboot.job.exit_status import ExitStatus
@@ -83,8 +83,7 @@ except Stop:
 """
 
 
-@in_both_ways
-@pytest.mark.parametrize("end", ENDS)
+@in_one_way("end", ENDS)
 def test_ranks_that_save_end_with_the_failures_code(start: Start, init: bool, end: str) -> None:
     statement, code, _ = ENDS[end]
     running = start(SAVING % (FAILING % statement, "sys.exit(rank)"), init=init, CULPRIT="1")
@@ -93,10 +92,7 @@ def test_ranks_that_save_end_with_the_failures_code(start: Start, init: bool, en
     assert sorted(path.name for path in running.folder.glob("saved-*")) == ["saved-0", "saved-2"]
 
 
-@in_both_ways
-@pytest.mark.parametrize(
-    "leave", ["time.sleep(1.5)", "raise", "raise SystemExit(rank)", "sys.exit('saved')"]
-)
+@in_one_way("leave", ["time.sleep(1.5)", "raise", "raise SystemExit(rank)", "sys.exit('saved')"])
 def test_however_they_end(start: Start, init: bool, leave: str) -> None:
     script = "import atexit\natexit.register(print, 'last', flush=True)\n" + SAVING
     running = start(script % (FAILING % "os._exit(5)", leave), init=init, CULPRIT="1")
@@ -149,8 +145,7 @@ raise RuntimeError("Connection closed by peer")
 """
 
 
-@in_both_ways
-@pytest.mark.parametrize("end", ["sys.exit", "SystemExit", "SIGKILL", "exception"])
+@in_one_way("end", ["sys.exit", "SystemExit", "SIGKILL", "exception"])
 def test_secondary_failures_end_silently_with_its_code(start: Start, init: bool, end: str) -> None:
     statement, code, _ = ENDS[end]
     running = start(_CONSEQUENCE % statement, init=init)

@@ -55,7 +55,11 @@ def test_error_of_argparse_is_in_the_headline(run: Run, command: tuple[str, ...]
     assert done.returncode == 2
 
 
-@IN_BOTH_WAYS
+@pytest.mark.parametrize(
+    "command",
+    [BY_WRAPPER, pytest.param(BY_MPIRUN, marks=[needs_mpirun, pytest.mark.all])],
+    ids=["--nproc-per-node", "mpirun"],
+)
 def test_cause_of_torchs_allocator_is_in_the_headline(run: Run, command: tuple[str, ...]) -> None:
     pytest.importorskip("torch")
     script = """

@@ -434,7 +434,7 @@ def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
 @pytest.mark.parametrize(
     ("does", "after", "named"),
     [
-        ("pass", "2", False),
+        pytest.param("pass", "2", False, marks=pytest.mark.all),  # two ranks that compute
         ("time.sleep(0.1)", "2", True),
         pytest.param("time.sleep(0.1)", "0", False, marks=pytest.mark.all),
     ],

@@ -137,7 +137,7 @@ def test_host_that_does_not_know_its_own_address(
     assert _places(_job(three, NEAR_AND_FAR, *command)) == EXACT[NEAR_AND_FAR]
 
 
-@needs_torch
+@all_with("torch")
 def test_hosts_without_any_names(three: Hosts) -> None:
     for host in NAMES:
         _knows(three, host, {})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from inside import StopPages, ends_at
-from launched import needs_torch
+from launched import in_one_way, needs_torch
 from ranks import Ranks
 from supervised import Start, until
 
@@ -181,34 +181,23 @@ WAITING = {
 SAVING = ("save()", "handle()", "work()")
 
 
-def each_in_one_way(*cases: str) -> pytest.MarkDecorator:
-    """Each case with `init` or below the wrapper, and the other one in `make test-all`: they take 5 to 12 seconds."""
-    params = []
-    for number, does in enumerate(cases):
-        for way, before in enumerate(((), WRAPPER)):
-            marks = () if way == number % 2 else pytest.mark.all
-            name = f"{does}-{'wrapper' if before else 'init'}"
-            params.append(pytest.param(does, before, marks=marks, id=name))
-    return pytest.mark.parametrize(("does", "before"), params)
-
-
-@each_in_one_way(*WAITING)
-def test_failed_job_does_not_wait_for_who_waits(
-    ranks: Ranks, before: tuple[str, ...], does: str
-) -> None:
+@in_one_way("does", WAITING)
+def test_failed_job_does_not_wait_for_who_waits(ranks: Ranks, does: str, init: bool) -> None:
     code = WAITING[does]
     begun = time.monotonic()
+    before = () if init else WRAPPER
     first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="45")
     assert time.monotonic() - begun < 35, first
     assert second[1] == 1, second
-    assert first[1] == (1 if before else 128 - code), first
+    assert first[1] == (128 - code if init else 1), first
     assert ("waits in a call that TERM does not end: killed" in first[0]) == (code == 137), first
 
 
-@each_in_one_way(*SAVING)
+@in_one_way("does", SAVING)
 def test_failed_job_waits_for_who_saves(
-    ranks: Ranks, before: tuple[str, ...], tmp_path: Path, does: str
+    ranks: Ranks, tmp_path: Path, does: str, init: bool
 ) -> None:
+    before = () if init else WRAPPER
     first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="15")
     assert (tmp_path / "saved").exists(), first
     assert [first[1], second[1]] == [1, 1], first
@@ -341,7 +330,9 @@ def test_which_signals_end_a_process_is_known() -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("handled", ["", "--signals-to-handle=SIGTERM,SIGUSR1"])
+@pytest.mark.parametrize(
+    "handled", ["", pytest.param("--signals-to-handle=SIGTERM,SIGUSR1", marks=pytest.mark.all)]
+)
 def test_signal_that_ends_torchrun_is_warned_of(
     clean_env: dict[str, str], tmp_path: Path, handled: str
 ) -> None:

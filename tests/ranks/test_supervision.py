@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import all_with, in_both_ways, needs_torch
+from launched import all_with, in_both_ways, in_one_way, needs_torch
 from ranks import RunRanks
 from supervised import ENDS, FAILING, Start, until
 
@@ -23,10 +23,8 @@ EACH_FOR_ITSELF = "ready()\nuntil(f'end-{rank}')\n"
 either = pytest.mark.parametrize("rank", [0, 1])
 
 
-@in_both_ways
-@pytest.mark.parametrize(
-    ("end", "culprit"), [*((end, 2) for end in ENDS), ("exception", 0), ("SIGKILL", 0)]
-)
+# In the other way test_exit_codes.py has these ends.
+@in_one_way("end, culprit", [*((end, 2) for end in ENDS), ("exception", 0), ("SIGKILL", 0)], 1)
 def test_first_failure_reaches_all_and_all_stop(
     start: Start, init: bool, end: str, culprit: int
 ) -> None:

@@ -23,11 +23,11 @@ _END = "dist.all_reduce(torch.ones(1))\ndist.destroy_process_group()\n"
 PLANTED = {
     "device": (
         "torch.cuda.set_device(rank)\n" + _END,
-        "mpirun 1x2",
-        "mpirun 2x2",
+        "mpirun 1x1",
+        "mpirun 2x1",
         ("", "wrong", "no", "together"),
         (
-            r"rank 2 takes device 2 of a node that has 2 accelerators \(train\.py:\d+\): "
+            r"rank 1 takes device 1 of a node that has 1 accelerators? \(train\.py:\d+\): "
             r"use the local rank"
         ),
     ),
@@ -40,11 +40,11 @@ PLANTED = {
         r"rank 1 failed first: .*FileNotFoundError: .*, in <module> \(train\.py:\d+\)",
     ),
     "hang": (
-        "def load_batch():\n    while rank == 2:\n        time.sleep(1)\nload_batch()\n" + _END,
-        "torchrun 1x2",
-        "torchrun 2x2",
+        "def load_batch():\n    while rank == 1:\n        time.sleep(1)\nload_batch()\n" + _END,
+        "torchrun 1x1",
+        "torchrun 2x1",
         ("no", "-", "yes", "together"),
-        r".*rank 2 .*load_batch \(train\.py:\d+\)",
+        r".*rank 1 .*load_batch \(train\.py:\d+\)",
     ),
     "end": (
         "for step in range(3 if rank < 2 else 2):\n    dist.all_reduce(torch.ones(1))\nsys.exit(0)\n",

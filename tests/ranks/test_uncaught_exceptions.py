@@ -315,10 +315,10 @@ dist.all_reduce(torch.ones(1000))
     [
         ("reduce", False),
         ("late", True),
-        ("barrier", False),
+        pytest.param("barrier", False, marks=pytest.mark.all),
         ("store get", False),
-        ("store set", False),
-        ("store wait", True),
+        pytest.param("store set", False, marks=pytest.mark.all),
+        pytest.param("store wait", True, marks=pytest.mark.all),
     ],
 )
 def test_real_exceptions_of_torch_are_secondary(

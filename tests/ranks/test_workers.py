@@ -229,7 +229,7 @@ def test_workers_are_not_shielded_unasked(
 # That it always is: WORKERS_RUNS=50 pytest tests/ranks/test_workers.py -n 0 -k "data_loader and fork-wrapper"
 @needs_torch
 @pytest.mark.parametrize("run", range(int(os.environ.get("WORKERS_RUNS", "1"))))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("init", marks=pytest.mark.all), "wrapper"])
 @pytest.mark.parametrize(
     "method",
     ["fork", *(pytest.param(method, marks=pytest.mark.all) for method in ("spawn", "forkserver"))],

@@ -157,14 +157,15 @@ def test_ranks_training_apart_on_one_node_are_warned(
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
 
+@needs_mpirun
 def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
-    command = ["sh", "-c", "torchrun --help >/dev/null 2>&1; true"]
+    command = ["sh", "-c", "mpirun --version >/dev/null 2>&1; true"]
     done = distboot("run", "--nproc-per-node", "2", "--", *command)
     assert (
-        "warning: each rank of --nproc-per-node 2 starts torchrun, which starts a job of its own"
+        "warning: each rank of --nproc-per-node 2 starts mpirun, which starts a job of its own"
         in done.stderr
     )
-    assert "each rank ran torchrun for a job of its own" in done.stderr
+    assert "each rank ran mpirun for a job of its own" in done.stderr
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
