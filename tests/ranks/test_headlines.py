@@ -223,6 +223,7 @@ def test_missing_ranks_and_nodes_are_named_correctly(
     assert f"hint: {who}: {hint}\n" in done.stderr
 
 
+@pytest.mark.all
 def test_healthy_job_says_nothing_while_its_framework_starts(run: Run) -> None:
     script = """
 import distboot, os, sys, time
