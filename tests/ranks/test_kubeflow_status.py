@@ -1,6 +1,7 @@
 """The status of a TrainJob of Kubeflow Trainer: what real jobs post, and what a bad server costs."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -35,11 +36,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StatusServer]:
 
 
 @pytest.fixture
-def hurried(tmp_path: Path) -> dict[str, str]:
-    """The variables of a job whose wrapper posts ten times as often, and waits less for an answer."""
+def hurried(run: Run, server: StatusServer, tmp_path: Path) -> Run:
+    """Runs a job whose wrapper posts ten times as often, and waits less for an answer."""
     (tmp_path / "hurried").mkdir()
     (tmp_path / "hurried" / "sitecustomize.py").write_text(HURRIED)
-    return {"PYTHONPATH": f"{tmp_path / 'hurried'}{os.pathsep}{ROOT}"}
+    path = f"{tmp_path / 'hurried'}{os.pathsep}{ROOT}"
+
+    def run_it(train: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {**server.environ(**variables), "PYTHONPATH": path}
+        return run(*WRAPPER, "train.py", train=train, env=env)
+
+    return run_it
 
 
 def test_first_failure_is_in_the_status(run: Run, server: StatusServer) -> None:
@@ -74,11 +81,8 @@ def test_missing_ranks_are_in_the_status(
     assert first["distboot_missing"] == "1-3"
 
 
-def test_status_is_left_to_a_script_that_trains(
-    run: Run, server: StatusServer, hurried: dict[str, str]
-) -> None:
-    environ = {**server.environ(), **hurried}
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
+def test_status_is_left_to_a_script_that_trains(hurried: Run, server: StatusServer) -> None:
+    done = hurried(WAITS.format(seconds=2))
     assert done.returncode == 0, done.stderr
     phases = [one["distboot_phase"] for one in server.posted]
     assert phases[-1] == "running"
@@ -101,17 +105,11 @@ def test_no_status_where_it_is_turned_off(run: Run, server: StatusServer) -> Non
     ],
 )
 def test_bad_server_costs_one_warning(
-    run: Run,
-    server: StatusServer,
-    hurried: dict[str, str],
-    answer: int,
-    headers: dict[str, str],
-    why: str,
+    hurried: Run, server: StatusServer, answer: int, headers: dict[str, str], why: str
 ) -> None:
     server.answer = answer
     server.headers = headers
-    environ = {**server.environ(), **hurried}
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=3), env=environ)
+    done = hurried(WAITS.format(seconds=3))
     assert done.returncode == 0
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert "the status of the TrainJob at 'https://127.0.0.1:" in warning
@@ -119,12 +117,9 @@ def test_bad_server_costs_one_warning(
     assert TOKEN not in done.stderr
 
 
-def test_status_is_told_again_after_an_error(
-    run: Run, server: StatusServer, hurried: dict[str, str]
-) -> None:
+def test_status_is_told_again_after_an_error(hurried: Run, server: StatusServer) -> None:
     server.first_answers = [503]
-    script = WAITS.format(seconds=2) + "raise ValueError('bad batch')\n"
-    done = run(*WRAPPER, "train.py", train=script, env={**server.environ(), **hurried})
+    done = hurried(WAITS.format(seconds=2) + "raise ValueError('bad batch')\n")
     assert done.returncode == 1
     assert server.posted[-1]["distboot_phase"] == "failed"
     warnings = [line for line in done.stderr.splitlines() if "warning" in line]
@@ -133,13 +128,10 @@ def test_status_is_told_again_after_an_error(
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\nsecond", f"{TOKEN} second", f"{TOKEN}\u00e9"])
-def test_bad_token_is_not_shown(
-    run: Run, server: StatusServer, hurried: dict[str, str], tmp_path: Path, token: str
-) -> None:
+def test_bad_token_is_not_shown(hurried: Run, tmp_path: Path, token: str) -> None:
     path = tmp_path / "token"
     path.write_text(token)
-    environ = {**server.environ(TOKEN=str(path)), **hurried}
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
+    done = hurried(WAITS.format(seconds=2), TOKEN=str(path))
     assert done.returncode == 0
     assert "was not updated" in done.stderr
     assert TOKEN not in done.stderr
@@ -163,23 +155,19 @@ def test_job_does_not_wait_for_the_server(run: Run, server: StatusServer) -> Non
     ],
 )
 def test_bad_variables_cost_one_warning(
-    run: Run, server: StatusServer, hurried: dict[str, str], name: str, value: str, why: str
+    hurried: Run, server: StatusServer, name: str, value: str, why: str
 ) -> None:
-    environ = {**server.environ(**{name: value}), **hurried}
-    done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
+    done = hurried(WAITS.format(seconds=2), **{name: value})
     assert done.returncode == 0
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert why in warning
     assert server.posted == []
 
 
-def test_wrong_certificate_is_refused(
-    run: Run, server: StatusServer, hurried: dict[str, str], tmp_path: Path
-) -> None:
+def test_wrong_certificate_is_refused(hurried: Run, server: StatusServer, tmp_path: Path) -> None:
     with status_server(tmp_path) as other:
         certificate = other.environ()["KUBEFLOW_TRAINER_SERVER_CA_CERT"]
-        environ = {**server.environ(CA_CERT=certificate), **hurried}
-        done = run(*WRAPPER, "train.py", train=WAITS.format(seconds=2), env=environ)
+        done = hurried(WAITS.format(seconds=2), CA_CERT=certificate)
     assert done.returncode == 0
     assert "certificate verify failed" in done.stderr
     assert server.posted == []

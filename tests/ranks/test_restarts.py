@@ -210,9 +210,9 @@ else:
 def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None:
     """As in a script that starts something in the background, and then becomes the wrapper."""
     script = f"import os, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0': {KILL}\n"
-    command = (
-        f"sleep 99 >/dev/null 2>&1 & echo $! > before; exec {sys.executable} -m distboot --max-restarts 1 train.py"
-    )
+    wrapper = f"{sys.executable} -m distboot --max-restarts 1 train.py"
+    # Not with the output of the wrapper, for whose end the test waits
+    command = f"sleep 99 >/dev/null 2>&1 & echo $! > before; exec {wrapper}"
     done = run("bash", "-c", command, train=script)
     before = int((tmp_path / "before").read_text())
     os.kill(before, signal.SIGKILL)  # it is there

@@ -32,8 +32,10 @@ PLANTED = {
         ),
     ),
     "data": (
-        "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\n"
-        "ctx.barrier()\nopen(path)\n",
+        (
+            "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\n"
+            "ctx.barrier()\nopen(path)\n"
+        ),
         "srun 1x2",
         "srun 2x1",
         ("no", "-", "no", "together"),
