@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
-# Without the files of Python's compiler each process of a test compiles distboot anew, and each pytest hypothesis, too.
+# Without its cache of compiled files, each Python that a test starts compiles distboot anew, and pytest its plugins.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
@@ -31,7 +31,7 @@ demo: $(VENV)/demo.stamp ## train on real digits: plain, torchrun, mpirun, and t
 quick: $(VENV)/quick.stamp ## the unit tests, which need no framework and no process of their own: a minute
 	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" tests/unit $(ARGS)
 
-test: $(VENV)/test.stamp ## the tests that need torch and MPI at most, in minutes (ARGS="-k name" for some)
+test: $(VENV)/test.stamp ## each behavior once, with torch and MPI at most: before each commit (ARGS="-k name" for some)
 	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" $(ARGS)
 
 schedules: $(VENV)/quick.stamp ## a million random schedules of rank 0's job (ARGS="--first 0 --count 1000" for some)

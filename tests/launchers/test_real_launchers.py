@@ -102,7 +102,7 @@ WRAPPED = [PYTHON, "-m", "distboot"]
         ),
         pytest.param([*MPIRUN_1, *TORCHRUN], {}, marks=pytest.mark.all),
         # An ENTRYPOINT that wraps whatever the job runs.
-        ([*WRAPPED, "run", "--", *TORCHRUN], {}),
+        pytest.param([*WRAPPED, "run", "--", *TORCHRUN], {}, marks=pytest.mark.all),
         ([*WRAPPED, "run", "--", *MPIRUN_2, PYTHON], {}),
     ],
     ids=["init", "torchrun-left-over", "torchrun", "wrapper-torchrun", "wrapper-mpirun"],

@@ -88,11 +88,14 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
 
 
 @needs_mpirun
-@needs_torch
-def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> None:
+@pytest.mark.parametrize(
+    "script",
+    ["environment.py", pytest.param("plain.py", marks=[pytest.mark.all, needs_torch])],
+)
+def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts, script: str) -> None:
     wrapper = (sys.executable, "-m", "distboot")
     places = [(host, str(node), local_rank, size) for host, node, local_rank, size in UNEVEN]
-    done = mpirun_on(hosts, "nodea:2,nodeb:1", *wrapper, "plain.py", MASTER_ADDR="nodea")
+    done = mpirun_on(hosts, "nodea:2,nodeb:1", *wrapper, script, MASTER_ADDR="nodea")
     assert places_of(json_lines(done)) == places
     command = (*wrapper, "environment.py")
     lines = json_lines(

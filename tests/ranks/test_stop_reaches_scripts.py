@@ -79,12 +79,10 @@ say("stopped after", step)
 """
 
 
-@pytest.mark.parametrize("asked", ["0", "1", "01"])
-@BOTH
-def test_stop_in_the_first_step_is_agreed(
-    ranks: Ranks, before: tuple[str, ...], asked: str
-) -> None:
-    target = "wrapper" if before else "script"
+@in_one_way("asked", ["0", "1", "01"])
+def test_stop_in_the_first_step_is_agreed(ranks: Ranks, asked: str, init: bool) -> None:
+    before = () if init else WRAPPER
+    target = "script" if init else "wrapper"
     ended = ranks(FIRST_STEP, 2, *before, ASKED=asked, TARGET=target)
     assert [code for _, code in ended] == [0, 0], ended
     assert all("stopped after 1\n" in output for output, _ in ended), ended

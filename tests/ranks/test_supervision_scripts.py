@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import in_both_ways
+from launched import in_both_ways, in_one_way
 from supervised import DEFAULT, FAILING, Start, until
 
-
 # Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
-@in_both_ways
-@pytest.mark.parametrize(
-    "blocked",
-    [
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); until('end')",
-        "signal.signal(signal.SIGTERM, print)\nimport ctypes\nctypes.PyDLL(None).sleep(60)",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-    ids=["ignores-TERM", "holds-the-lock", "stopped"],
-)
-def test_survivor_that_does_not_stop_is_killed(start: Start, init: bool, blocked: str) -> None:
+BLOCKED = {
+    "ignores-TERM": "signal.signal(signal.SIGTERM, signal.SIG_IGN); until('end')",
+    "holds-the-lock": (
+        "signal.signal(signal.SIGTERM, print)\nimport ctypes\nctypes.PyDLL(None).sleep(60)"
+    ),
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+@in_one_way("name", BLOCKED)
+def test_survivor_that_does_not_stop_is_killed(start: Start, name: str, init: bool) -> None:
+    blocked = BLOCKED[name]
     script = """
 ready()
 if rank == 1:

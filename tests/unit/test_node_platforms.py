@@ -291,7 +291,7 @@ _HERE = {
 _WHO = "echo $RANK $WORLD_SIZE $LOCAL_RANK $NODE_RANK"
 
 
-@pytest.mark.parametrize("each", [2, 1])
+@pytest.mark.parametrize("each", [2, pytest.param(1, marks=pytest.mark.all)])
 @pytest.mark.parametrize("name", _HERE)
 def test_two_nodes_start_their_ranks(distboot: Run, port: int, name: str, each: int) -> None:
     row = ROWS[name]
