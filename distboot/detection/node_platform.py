@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .env_reader import EnvReader
 
 # What numbers processes itself, and is more exact than any number of a node.
-_OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
+OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
+NEVER_ONE = ("", "")  # for `alone`: node 0 of 1 counts as well
 # Where the number of nodes came from, if WORLD_SIZE had to be taken for it.
 NODES_OF_WORLD_SIZE = "WORLD_SIZE, taken for the number of nodes"
 _SEVERAL = ("auto", "gpu", "cpu", "xpu")  # torchrun's words for a number of processes
@@ -49,10 +50,13 @@ class NodePlatform(NamedTuple):
     marks: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
     triggers: tuple[str, ...] = ()  # as in `Launcher`
     one_rank: bool = False  # whether one process uses all of a node
-    # What is odd about it: reads all of it, or decides whether it started this process
-    read: Callable[[EnvReader], None] | None = None
-    claim: Callable[[Mapping[str, str]], bool] | None = None
+    read: Callable[[EnvReader], None] | None = None  # reads all of it, where that is odd
     # The same as in `Launcher`
+    claim: Callable[[Mapping[str, str]], bool] | None = None
+    needed: tuple[str, ...] = ()
+    unless: tuple[str, ...] = OF_PROCESSES
+    # As `Launcher.index_and_count`, if these are not the two above
+    alone: tuple[str, str] | None = None
     left_over: tuple[LeftOver, ...] = ()
     owns_torch_vars: bool = False
     compared_with_signs: bool = False
@@ -63,22 +67,12 @@ class NodePlatform(NamedTuple):
     @property
     def markers(self) -> tuple[str, ...]:
         """The variables of which any one shows this platform."""
-        index = self.index_variable
-        count = self.count_variable
-        usual = tuple(filter(None, (index, count)))
+        usual = tuple(filter(None, (self.index_variable, self.count_variable)))
         return self.marks or usual
 
-
-def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
-    """Whether a platform started this process for a node, and nothing numbers processes."""
-    names = environ.keys()
-    is_absent = names.isdisjoint(platform.markers)
-    has_process = not names.isdisjoint(_OF_PROCESSES)
-    if is_absent or has_process:
-        return False
-    count = environ.get(platform.count_variable)
-    index = environ.get(platform.index_variable, "0")
-    return (index, count) != ("0", "1")
+    @property
+    def index_and_count(self) -> tuple[str, str]:
+        return self.alone or (self.index_variable, self.count_variable)
 
 
 def read(platform: NodePlatform, reader: EnvReader) -> None:
@@ -107,14 +101,12 @@ def _count(platform: NodePlatform, reader: EnvReader) -> int | None:
 
 def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
     """Read where node 0 is, and at which port."""
-    environ = reader.environ
-    if platform.address in environ:
+    if platform.address in reader.environ:
         reader.take_own_address(platform.address)
     hosts = reader.given(platform.hosts, parse_hosts)
     if hosts:
         _take_hosts(platform, reader, hosts, nodes)
-    has_port = "MASTER_PORT" in environ
-    if not has_port:
+    if "MASTER_PORT" not in reader.environ:
         port = reader.given(platform.port, parse_port)
         reader.put(platform.port, master_port=port)
     reader.port_seed = reader.own_address  # the same on all nodes

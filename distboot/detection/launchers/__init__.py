@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from .. import node_platform
 from ..left_over import LeftOver
-from ..node_platform import NodePlatform
+from ..node_platform import NEVER_ONE, NodePlatform
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 def _nothing(_: object) -> None:
     pass
+
+
+def _always(_: object) -> bool:
+    return True
 
 
 class Step(NamedTuple):
@@ -47,10 +51,13 @@ class Launcher(NamedTuple):
 
     # -- How it is recognised
     markers: tuple[str, ...] = ()  # variables any one of which claims the environment for it
-    # Whether it started this process, where one of the markers alone does not prove that
-    claim: Callable[[Mapping[str, str]], bool] | None = None
-    # Other variables that `claim` needs; it is not called where neither these nor markers are set
-    triggers: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()  # other variables, which may do so by `claim`
+    needed: tuple[str, ...] = ()  # it claims nothing where one of these is missing
+    unless: tuple[str, ...] = ()  # nor where one of these is set: something else knows more
+    # Nor where these have its index 0, or none, and its count 1: it may be any process
+    index_and_count: tuple[str, str] = NEVER_ONE
+    # Whether it started this process, where all that does not prove it
+    claim: Callable[[Mapping[str, str]], bool] = _always
     needs_claim: bool = False  # whether naming it does not help where it claims nothing
     # What proves that it started this process or one around it, where nothing claims this process
     left_over: tuple[LeftOver, ...] = ()
@@ -128,9 +135,14 @@ class Launcher(NamedTuple):
 
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
-        if self.claim is not None:
-            return self.claim(environ)
-        return has_any(environ, self.markers)
+        index, count = self.index_and_count
+        checks = (
+            has_any(environ, self.markers + self.triggers),
+            not has_any(environ, self.unless),
+            environ.keys() >= {*self.needed},
+            (environ.get(index, "0"), environ.get(count)) != ("0", "1"),
+        )
+        return all(checks) and self.claim(environ)
 
     def serves_lightning(self, environ: Mapping[str, str], world_size: int) -> bool:
         """Whether Lightning finds its numbers for so many ranks."""
@@ -146,7 +158,10 @@ def of_platform(platform: NodePlatform) -> Launcher:
         markers=platform.markers,
         triggers=platform.triggers,
         more=platform.read or partial(node_platform.read, platform),
-        claim=platform.claim or partial(node_platform.claims, platform),
+        claim=platform.claim or _always,
+        needed=platform.needed,
+        unless=platform.unless,
+        index_and_count=platform.index_and_count,
         left_over=platform.left_over,
         job_id=platform.job_id,
         source=f"documentation: {platform.page}",

@@ -7,23 +7,17 @@ told its own address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from ..node_platform import NodePlatform
+from ..node_platform import NEVER_ONE, NodePlatform
 from ..parse import is_loopback, parse_address
-from . import has_any
 
 _NODE = "AWS_BATCH_JOB_NODE_INDEX"
 _NODES = "AWS_BATCH_JOB_NUM_NODES"
 _MAIN_NODE = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 _MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    return has_any(environ, (_NODE, _NODES))
 
 
 def _read(reader: EnvReader) -> None:
@@ -84,7 +78,8 @@ AWSBATCH = NodePlatform(
     address=_MAIN_ADDRESS,
     also=(_MAIN_NODE, "AWS_BATCH_JOB_ID", "HOSTNAME"),
     read=_read,
-    claim=_claim,
+    unless=(),
+    alone=NEVER_ONE,
     left_over=(
         LeftOver(
             _MAIN_NODE,

@@ -18,7 +18,7 @@ _OWN = ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE")
 
 def _claim(environ: Mapping[str, str]) -> bool:
     # Names without a prefix of its own: one of them alone is of another program, or left over.
-    found = [name for name in _OWN if name in environ]
+    found = environ.keys() & {*_OWN}
     return len(found) > 1 and has_any(environ, ("RANK", "WORLD_SIZE"))
 
 

@@ -5,27 +5,18 @@ The port is that of JAX's coordinator, which runs in process 0 once all are ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader
-from . import Launcher, has_any
+from . import Launcher
 
-_MARKERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_RANK = "JAX_PROCESS_ID"
+_SIZE = "JAX_NUM_PROCESSES"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    if not has_any(environ, _MARKERS):
-        return False
-    is_one = environ.get("JAX_NUM_PROCESSES") == "1" and environ.get("JAX_PROCESS_ID", "0") == "0"
-    return not is_one
 
 
 def _read(reader: EnvReader) -> None:
     port = reader.take_own_address(_ADDRESS)
     reader.port_seed = reader.own_address
-    if "MASTER_PORT" not in reader.environ:
-        reader.put(_ADDRESS, master_port=port)
+    reader.put_port(_ADDRESS, port)
 
 
 JAX = Launcher(
@@ -36,9 +27,9 @@ JAX = Launcher(
         "JAX_NUM_PROCESSES={size} JAX_PROCESS_ID={rank} "
         "JAX_COORDINATOR_ADDRESS=job-node-0-0.job:6666"
     ),
-    markers=_MARKERS,
-    claim=_claim,
-    numbers=("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    markers=(_SIZE, _RANK),
+    index_and_count=(_RANK, _SIZE),
+    numbers=(_RANK, _SIZE),
     more=_read,
     in_order=(),
     compared_with_nodes=True,

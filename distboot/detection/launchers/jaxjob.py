@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader
 from ..parse import parse_port
 from . import Launcher
@@ -11,17 +9,10 @@ from . import Launcher
 _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
 
 
-def _claim(environ: Mapping[str, str]) -> bool:
-    if any(name not in environ for name in _MARKERS):
-        return False
-    return environ["NUM_PROCESSES"] != "1" or environ["PROCESS_ID"] != "0"
-
-
 def _read(reader: EnvReader) -> None:
     reader.take_own_address("COORDINATOR_ADDRESS")
     port = reader.parsed("COORDINATOR_PORT", parse_port)
-    if "MASTER_PORT" not in reader.environ:
-        reader.put("COORDINATOR_PORT", master_port=port)
+    reader.put_port("COORDINATOR_PORT", port)
 
 
 JAXJOB = Launcher(
@@ -33,7 +24,8 @@ JAXJOB = Launcher(
         "NUM_PROCESSES={size} PROCESS_ID={rank}"
     ),
     markers=_MARKERS,
-    claim=_claim,
+    needed=_MARKERS,
+    index_and_count=("PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
     numbers=("PROCESS_ID", "NUM_PROCESSES"),
     more=_read,

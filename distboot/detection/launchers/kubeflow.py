@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ...base.errors import DistbootError
 from ...base.text import short_repr
 from ..env_reader import EnvReader, variable
-from ..node_platform import NodePlatform
+from ..node_platform import NEVER_ONE, NodePlatform
 from ..parse import parse_number, parse_port
 from . import has_any
 
@@ -22,18 +22,11 @@ _MARKERS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    # LOCAL_RANK: something has started processes in the pod, and numbered them.
-    is_numbered = "LOCAL_RANK" in environ
-    if is_numbered or not has_any(environ, _MARKERS):
-        return False
     if not has_any(environ, ("RANK", "WORLD_SIZE")):
         return True
-    per_pod = environ.get("PET_NPROC_PER_NODE", "auto")
-    pods = environ.get("PET_NNODES")
-    if per_pod not in ("1", "auto"):
-        return True
+    has_several = environ.get("PET_NPROC_PER_NODE", "auto") not in ("1", "auto")
     # Else the numbers of pods are those of processes.
-    return environ.get("WORLD_SIZE") != pods
+    return has_several or environ.get("WORLD_SIZE") != environ.get("PET_NNODES")
 
 
 def _read(reader: EnvReader) -> None:
@@ -94,10 +87,7 @@ def _locate_pod_0(reader: EnvReader) -> None:
     if is_given or address not in reader.environ:
         return
     reader.take_own_address(address)
-    number = reader.parsed(port, parse_port)
-    is_given = "MASTER_PORT" in reader.environ
-    if not is_given:
-        reader.put(port, master_port=number)
+    reader.put_port(port, reader.parsed(port, parse_port))
 
 
 KUBEFLOW = NodePlatform(
@@ -115,6 +105,9 @@ KUBEFLOW = NodePlatform(
     per_node=("PET_NPROC_PER_NODE",),
     also=("RANK", "WORLD_SIZE"),
     read=_read,
+    # Something has started processes in the pod, and numbered them
+    unless=("LOCAL_RANK",),
+    alone=NEVER_ONE,
     claim=_claim,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",

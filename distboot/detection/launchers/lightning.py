@@ -7,8 +7,6 @@ several when the Trainer starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader, variable
 from ..parse import is_loopback
 from . import Launcher
@@ -16,10 +14,6 @@ from . import Launcher
 # Lightning 2.6, Trainer(devices=2, strategy="ddp"), the second process:
 #   LOCAL_RANK=1   NODE_RANK=0   WORLD_SIZE=2   MASTER_ADDR=127.0.0.1   MASTER_PORT=45741
 _ALL = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    return "RANK" not in environ and all(name in environ for name in _ALL)
 
 
 def _read(reader: EnvReader) -> None:
@@ -46,7 +40,8 @@ LIGHTNING = Launcher(
     title="PyTorch Lightning's own launcher (Trainer, Fabric)",
     source="PyTorch Lightning 2.6, strategies/launchers/subprocess_script.py",
     markers=("LOCAL_RANK", "NODE_RANK"),
-    claim=_claim,
+    needed=_ALL,
+    unless=("RANK",),
     needs_claim=True,
     numbers=(None, "WORLD_SIZE", "LOCAL_RANK", None, "NODE_RANK"),
     more=_read,

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader
 from ..node_platform import (
+    NEVER_ONE,
     NODES_OF_WORLD_SIZE,
     NodePlatform,
     check_world_size,
@@ -32,14 +33,9 @@ _COMPLETION = "JOB_COMPLETION_INDEX"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    is_numbered = has_any(environ, ("RANK", "LOCAL_RANK"))
-    if is_numbered:
-        return False
-    if "NODE_RANK" in environ:
-        return True
+    # An index of a Job's pods is that of a node where something counts several
     counts = {environ.get(name, "1") for name in _COUNTS}
-    has_several = counts != {"1"}
-    return _COMPLETION in environ and has_several
+    return "NODE_RANK" in environ or counts != {"1"}
 
 
 def _read(reader: EnvReader) -> None:
@@ -123,6 +119,8 @@ NODES = NodePlatform(
     triggers=(_COMPLETION,),
     per_node=_PER_NODE,
     also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
+    unless=("RANK", "LOCAL_RANK"),
+    alone=NEVER_ONE,
     claim=_claim,
     read=_read,
     job_id=("PET_RDZV_ID",),  # of --rdzv-id

@@ -7,17 +7,9 @@ and come first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher, has_any
-
-_MARKERS = ("PALS_RANKID", "PALS_NODEID")
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    return has_any(environ, _MARKERS) and "SLURM_STEP_ID" not in environ
+from . import Launcher
 
 
 def _read(reader: EnvReader) -> None:
@@ -44,8 +36,8 @@ PALS = Launcher(
         "PALS_APID=f3b9c7e2-0a53-4d2f-9a7e-2f1f4f0a7f00 PMI_RANK={rank} PMI_SIZE={size} "
         "PMI_LOCAL_RANK={local} PMI_LOCAL_SIZE={per_node}"
     ),
-    markers=_MARKERS,
-    claim=_claim,
+    markers=("PALS_RANKID", "PALS_NODEID"),
+    unless=("SLURM_STEP_ID",),
     numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     instead={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
     same={

@@ -7,10 +7,8 @@ their own, as they have more to read than an index and a count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader
-from ..node_platform import NodePlatform, claims, read
+from ..node_platform import NodePlatform, read
 from ..parse import parse_address
 
 SKYPILOT = NodePlatform(
@@ -165,10 +163,6 @@ NSML = NodePlatform(
 
 
 # With leaderSelection only; without it the replicas are a sweep, or nobody knows.
-def _claim_beaker(environ: Mapping[str, str]) -> bool:
-    return "BEAKER_LEADER_REPLICA_HOSTNAME" in environ and claims(BEAKER, environ)
-
-
 BEAKER = NodePlatform(
     name="beaker",
     title="AI2 Beaker, with leaderSelection",
@@ -178,7 +172,7 @@ BEAKER = NodePlatform(
     address="BEAKER_LEADER_REPLICA_HOSTNAME",
     per_node=("BEAKER_ASSIGNED_GPU_COUNT",),
     job_id=("BEAKER_EXPERIMENT_ID",),
-    claim=_claim_beaker,
+    needed=("BEAKER_LEADER_REPLICA_HOSTNAME",),
     sample=(
         "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 "
         "BEAKER_LEADER_REPLICA_HOSTNAME=jupiter-101.example.com "
@@ -203,10 +197,6 @@ HTCONDOR = NodePlatform(
 
 
 # Built on Volcano, and asked before it.
-def _claim_modelarts(environ: Mapping[str, str]) -> bool:
-    return "MA_NUM_HOSTS" in environ and claims(MODELARTS, environ)
-
-
 MODELARTS = NodePlatform(
     name="modelarts",
     title="Huawei Cloud ModelArts",
@@ -216,7 +206,7 @@ MODELARTS = NodePlatform(
     hosts="VC_WORKER_HOSTS",
     per_node=("MA_NUM_GPUS",),
     job_id=("MA_VJ_NAME",),
-    claim=_claim_modelarts,
+    needed=("MA_NUM_HOSTS",),
     sample=(
         "VC_TASK_INDEX=1 MA_NUM_HOSTS=2 MA_NUM_GPUS=8 VC_WORKER_NUM=2 "
         "VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job MA_VJ_NAME=job"

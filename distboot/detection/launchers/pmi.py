@@ -6,12 +6,8 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..left_over import LeftOver
-from . import Launcher, has_any
-
-_MARKERS = ("PMI_RANK", "PMI_SIZE")
+from . import Launcher
 
 # Launchers with these set PMI_*, too, and know more. Where none of them claims the process, it is
 # the shell of a step.
@@ -25,17 +21,13 @@ _OF_OTHERS = (
 )
 
 
-def _claim(environ: Mapping[str, str]) -> bool:
-    return has_any(environ, _MARKERS) and not has_any(environ, _OF_OTHERS)
-
-
 PMI = Launcher(
     name="pmi",
     title="an MPI launcher or srun --mpi=pmi2, of which only PMI_RANK and PMI_SIZE are left",
     source="captures of MPICH, Intel MPI, and Slurm with --mpi=pmi2",
     sample="PMI_RANK={rank} PMI_SIZE={size}",
-    markers=_MARKERS,
-    claim=_claim,
+    markers=("PMI_RANK", "PMI_SIZE"),
+    unless=_OF_OTHERS,
     numbers=("PMI_RANK", "PMI_SIZE"),
     nodes_are_hosts=True,
     uses_daemons=True,

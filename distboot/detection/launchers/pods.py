@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from ..node_platform import NodePlatform
 from . import has_any
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    if "LOCAL_RANK" in environ or "KUBERNETES_SERVICE_HOST" not in environ:
-        return False
-    several = environ.get("NPROC_PER_NODE", "1") != "1"
-    return several and has_any(environ, ("RANK", "WORLD_SIZE"))
-
 
 PODS = NodePlatform(
     name="pods",
@@ -24,7 +16,10 @@ PODS = NodePlatform(
     per_node=("NPROC_PER_NODE",),
     job_id=("AIHC_JOB_NAME",),
     marks=("NPROC_PER_NODE",),
-    claim=_claim,
+    needed=("KUBERNETES_SERVICE_HOST",),
+    unless=("LOCAL_RANK",),
+    alone=("", "NPROC_PER_NODE"),  # then these are ranks
+    claim=partial(has_any, names=("RANK", "WORLD_SIZE")),
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
     sample=(

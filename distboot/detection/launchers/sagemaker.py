@@ -7,16 +7,9 @@ variables of mpirun's own host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
 from ..parse import json_hosts, parse_number
-from . import has_any
-
-
-def _claim(environ: Mapping[str, str]) -> bool:
-    return has_any(environ, ("SM_HOSTS", "SM_CURRENT_HOST"))
 
 
 def _read(reader: EnvReader) -> None:
@@ -48,7 +41,7 @@ SAGEMAKER = NodePlatform(
     per_node=("SM_NUM_GPUS",),
     job_id=("TRAINING_JOB_NAME",),
     read=_read,
-    claim=_claim,
+    unless=(),
     nodes_are_hosts=True,
     env_forwarding_hint="an entry NAME: VALUE in the estimator's environment",
     sample=(

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
 from ..parse import parse_hosts
-from . import has_any
 
 _WORKER = "TPU_WORKER_ID"
 _HOSTS = "TPU_WORKER_HOSTNAMES"
@@ -21,8 +20,6 @@ _SLICE = "MEGASCALE_SLICE_ID"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    if has_any(environ, ("RANK", "LOCAL_RANK")):
-        return False
     listed = environ.get(_HOSTS, "").replace(",", " ").lower()
     hosts = {*listed.split()} - {"localhost"}
     checks = (
@@ -78,6 +75,7 @@ TPU = NodePlatform(
     hosts="TPU_WORKER_HOSTNAMES",
     also=("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
     one_rank=True,
+    unless=("RANK", "LOCAL_RANK"),
     claim=_claim,
     read=_read,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",

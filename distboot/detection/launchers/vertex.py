@@ -12,7 +12,6 @@ from ...base.text import short_repr
 from ..env_reader import EnvReader
 from ..node_platform import NodePlatform
 from ..parse import parse_address, repeated_host
-from . import has_any
 
 _SPEC = "CLUSTER_SPEC"
 _NODES = ("workerpool0", "workerpool1")
@@ -20,11 +19,8 @@ _LONGEST = 1_000_000  # characters; the whole job may be in it
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    text = environ.get(_SPEC)
-    if text is None or has_any(environ, ("RANK", "LOCAL_RANK", "TF_CONFIG")):
-        return False
     try:
-        nodes, _ = _nodes_of(text)
+        nodes, _ = _nodes_of(environ[_SPEC])
     except ValueError:
         return True  # `_read` says what is wrong
     return len(nodes) != 1

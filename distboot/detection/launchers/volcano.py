@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ...base.text import digits
 from ..env_reader import EnvReader
-from ..node_platform import NodePlatform
+from ..node_platform import NEVER_ONE, NodePlatform
 from . import has_any
 
 _COUNT = re.compile(r"VC_.*_NUM|VC_NUM")
@@ -18,11 +18,6 @@ _MARKERS = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the
-    # tensorflow plugin.
-    is_numbered = has_any(environ, ("LOCAL_RANK", "TF_CONFIG"))
-    if is_numbered or not has_any(environ, _MARKERS):
-        return False
     if has_any(environ, ("RANK", "WORLD_SIZE")):
         return True
     pods = 0
@@ -70,6 +65,10 @@ VOLCANO = NodePlatform(
     marks=_MARKERS,
     also=(*_MARKERS, "VC_*_NUM"),
     read=_read,
+    # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the
+    # tensorflow plugin.
+    unless=("LOCAL_RANK", "TF_CONFIG"),
+    alone=NEVER_ONE,
     claim=_claim,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
