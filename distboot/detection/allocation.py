@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ..base.table import first_that_holds
 from ..base.text import counted, digits
 from .env_reader import variable
 from .placement import NO_LAUNCHER, WRAPPER, Placement
@@ -63,7 +64,7 @@ class BatchSystem(NamedTuple):
     marker: str  # a variable that it sets in every job
     start: str  # a command that starts {} processes
     start_nodes: str  # what starts a command on each of {} hosts
-    hosts: tuple[Source, ...]  # in the order of trust
+    hosts: tuple[Source, ...] = ()  # in the order of trust
     tasks: tuple[Source, ...] = ()
 
 
@@ -81,10 +82,9 @@ def unused(
     ignored = _ignored_hostfile(placement, environ, texts)
     if ignored is not None:
         return ignored
-    system = _system(environ)
-    is_step = _is_step(environ)
-    if system is None or is_step:
+    if _is_step(environ):
         return None
+    system = _system(environ)
     nothing = Count()
     tasks = _count(system.tasks, environ, texts)
     hosts = _count(system.hosts, environ, texts)
@@ -102,22 +102,16 @@ def unused(
 def files(environ: Mapping[str, str]) -> list[str]:
     """The variables that name files which `unused` needs."""
     names = [_HOSTFILE]
-    system = _system(environ)
-    if system is not None:
-        for source in system.hosts:
-            names.append(source.name)
+    for source in _system(environ).hosts:
+        names.append(source.name)
     wanted = environ.keys() & set(_FILES)
     return [name for name in names if name in wanted]
 
 
-def _system(environ: Mapping[str, str]) -> BatchSystem | None:
-    """The one that started this job."""
-    for system in BATCH_SYSTEMS:
-        marker = system.marker
-        is_there = marker in environ
-        if is_there:
-            return system
-    return None
+def _system(environ: Mapping[str, str]) -> BatchSystem:
+    """The one that started this job; one that counts nothing if there is none."""
+    marker = next(filter(environ.__contains__, _BY_MARKER), "")
+    return _BY_MARKER.get(marker, _NO_SYSTEM)
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
@@ -183,21 +177,22 @@ def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
 def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Count) -> str:
     """`"start a process for each task: srun python train.py …; or start the ranks here: …"`."""
     on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
-    in_wrapper = f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"
-    if hosts.number:
-        in_wrapper = f"{on_nodes} {_OWN}"
-    if placement.launcher == WRAPPER:
-        return in_wrapper
-    if placement.has_launcher:
-        return f"{on_nodes} …"
-    what = "host"
-    number = hosts.number
-    if tasks.number:
-        what = "task"
-        number = tasks.number
-    return (
-        f"start a process for each {what}: {system.start.format(number)}; or {in_wrapper}; or set "
-        "DISTBOOT_LAUNCHER=none if this process is meant to be alone"
+    in_wrapper = first_that_holds(
+        (hosts.number > 0, f"{on_nodes} {_OWN}"),
+        (True, f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"),
+    )
+    what = first_that_holds((tasks.number > 0, "task"), (True, "host"))
+    start = system.start.format(tasks.number or hosts.number)
+    return first_that_holds(
+        (placement.launcher == WRAPPER, in_wrapper),
+        (placement.has_launcher, f"{on_nodes} …"),
+        (
+            True,
+            (
+                f"start a process for each {what}: {start}; or {in_wrapper}; or set "
+                "DISTBOOT_LAUNCHER=none if this process is meant to be alone"
+            ),
+        ),
     )
 
 
@@ -223,11 +218,7 @@ def _ignored_hostfile(
 
 
 def _number(text: str) -> int:
-    stripped = text.strip()
-    number = digits(stripped)
-    if number is None:
-        number = 0
-    return number
+    return digits(text.strip()) or 0
 
 
 def _words(text: str) -> int:
@@ -334,3 +325,5 @@ BATCH_SYSTEMS = (
         ),
     ),
 )
+_NO_SYSTEM = BatchSystem("", "", "", "")
+_BY_MARKER = {system.marker: system for system in BATCH_SYSTEMS}

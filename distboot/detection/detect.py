@@ -148,8 +148,7 @@ def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[
 def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placement:
     """The placement of a process that none of these launchers claims."""
     for launcher in launchers:
-        if launcher.refuse_unclaimed is not None:
-            launcher.refuse_unclaimed(environ)
+        launcher.refuse_unclaimed(environ)
     left_over.refuse(left_overs(environ), environ)
     return read_placement(LAUNCHERS[NO_LAUNCHER], environ)
 
@@ -181,19 +180,12 @@ def _as_exported(environment: Environment) -> Placement:
 def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
     """Refuse a process that is alone, or a node, if other variables contradict that."""
     launcher = LAUNCHERS[placement.launcher]
-    is_alone = placement.world_size == 1 and placement.node_level is None
-    check = launcher.compared_with_signs
-    if not is_alone:
-        check = launcher.nodes is not None
-    if not check:
-        return
-    from . import signs
+    is_alone = (placement.world_size, placement.node_level) == (1, None)
+    if is_alone and launcher.compared_with_signs:
+        from . import not_alone  # here and below, as most processes need none
 
-    if is_alone and not signs.signs(environ):
-        return
-    from . import not_alone
-
-    if is_alone:
         not_alone.refuse_signs(placement, environ)
-    else:
+    elif launcher.nodes is not None and not is_alone:
+        from . import not_alone
+
         not_alone.refuse_other_node(placement, environ, launcher.markers)

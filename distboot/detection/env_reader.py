@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.table import first_that_holds
 from ..base.text import short_repr
 from ..host import derived_port
 from .numbers import contradictions
@@ -142,23 +143,16 @@ class EnvReader:
             self._record(field, number, name)
         return number
 
-    def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
-        """Record the integers in these variables as `NUMBERS`, in order; None: no variable."""
+    def integers(self, *names: str, optional: tuple[str, ...] = ()) -> None:
+        """Record the integers in these variables as `NUMBERS`, in order; empty: no variable."""
+        left_out = {"", *optional} - self.environ.keys()
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
-            if name is None:
-                continue
-            found = self.set_name(name)
-            may_miss = name in optional
-            if may_miss and found not in self.environ:
-                continue
-            self.integer(found, field)
+            if name not in left_out:
+                self.integer(self.set_name(name), field)
 
     def set_name(self, name: str) -> str:
         """The variable, or the one that the launcher sets instead, if only that is there."""
-        instead = self._instead.get(name)
-        if instead is None:
-            return name
-        return self.first(name, instead)
+        return self.first(name, self._instead.get(name, name))
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         """The text of a variable that the launcher always sets.
@@ -176,10 +170,7 @@ class EnvReader:
 
     def first(self, *names: str) -> str:
         """The first of these variables that is set; if none is, the first of all, to be missed."""
-        for name in names:
-            if name in self.environ:
-                return name
-        return names[0]
+        return next(filter(self.environ.__contains__, names), names[0])
 
     def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
         """The result of `reader` for its text; for a ValueError None, and a problem."""
@@ -407,14 +398,16 @@ class EnvReader:
 
     def _remedy(self) -> str:
         of_address = [problem for problem in self.problems if problem.startswith("MASTER_")]
-        if len(of_address) == len(self.problems):
-            return (
-                "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, "
-                "or clear them"
-            )
-        if self.remedy:
-            return self.remedy
-        if not self._missing:
-            return _REMEDY
         to_container = container_env_hint(*self._missing)
-        return f"to pass it to a container: {to_container}; else {_REMEDY}"
+        return first_that_holds(
+            (
+                len(of_address) == len(self.problems),
+                (
+                    "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, "
+                    "or clear them"
+                ),
+            ),
+            (self.remedy != "", self.remedy),
+            (not self._missing, _REMEDY),
+            (True, f"to pass it to a container: {to_container}; else {_REMEDY}"),
+        )

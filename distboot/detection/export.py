@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base.errors import DistbootError
 from ..base.internal_variables import RANK
+from ..base.patterns import pattern
 from ..base.text import is_address
 from ..host import cpus, free_port
 from . import inherited
@@ -21,7 +22,7 @@ from .placement import VARIABLES, Placement
 
 # PET_* are torchrun's options; TORCHELASTIC_* those of an agent further out, whose store no rank
 # must use.
-_OF_NODES = ("PET_", "TORCHELASTIC_")
+_OF_NODES = pattern("PET_|TORCHELASTIC_")
 
 
 def variables(
@@ -122,22 +123,16 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
     cleared.add("DISTBOOT_LAUNCHER")
     cleared |= environ.keys() - without_ours.keys()
     for launcher in related(environ):
-        pattern = re.compile(launcher.of_one_process or "$")
-        found = filter(pattern.match, environ)
-        cleared.update(found)
+        own = re.compile(launcher.of_one_process or "$")
+        cleared.update(filter(own.match, environ))
     return dict.fromkeys(sorted(cleared))
 
 
 def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for all ranks, without the variables of this one process."""
-    cleared = of_one_process(environ)
-    base = merged(cleared, environ)
-    own = (*RANK, "TF_CONFIG")
-    for name in list(base):
-        is_of_nodes = name.startswith(_OF_NODES)
-        if is_of_nodes or name in own:
-            del base[name]
-    return base
+    of_nodes = filter(_OF_NODES.match, environ)
+    cleared = (*of_one_process(environ), *RANK, "TF_CONFIG", *of_nodes)
+    return merged(dict.fromkeys(cleared), environ)
 
 
 def for_launcher(

@@ -25,14 +25,15 @@ from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
 from .parse import parse_address
-from .placement import LEFT_OPEN, NUMBERS, SIZES, VARIABLES, Placement
+from .placement import NUMBERS, SIZES, VARIABLES, Placement
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
 _TEXTS = ("launcher", "master_addr")
-_IDENTITY = ("launcher", "rank", "world_size")
+# What the placement of the very process has, too, as far as it knows it
+_COMPARED = ("launcher", *NUMBERS)
 _FIELDS_EXPORTED = frozenset(VARIABLES.values())
 _NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
 
@@ -87,18 +88,11 @@ class InheritedEnv(NamedTuple):
         """Whether `placement` is the very process that this was written for."""
         if self.launches or not self.fields:
             return False
-        known = self.fields
-        for field in _IDENTITY:
-            own = getattr(placement, field)
-            if own != known[field]:
+        for field in _COMPARED:
+            possible = (None, self.fields.get(field))
+            if getattr(placement, field) not in possible:
                 return False
-        for field in LEFT_OPEN:
-            own = getattr(placement, field)
-            possible = (None, known.get(field))
-            if own not in possible:
-                return False
-        job = digest(placement.job_id)
-        return self.job == job
+        return self.job == digest(placement.job_id)
 
     def is_new(self, launcher: str, identity: str) -> bool:
         """Whether the numbers of a launcher are those of another process than before.
@@ -129,10 +123,8 @@ class InheritedEnv(NamedTuple):
         """Those of `others` that are as distboot exported them."""
         same = {}
         for name, known in self.others.items():
-            value = environ.get(name)
-            now = digest(value)
-            if value is not None and now == known:
-                same[name] = value
+            if digest(environ.get(name)) == known:
+                same[name] = environ[name]
         return same
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -70,10 +70,6 @@ class NodePlatform(NamedTuple):
         usual = tuple(filter(None, (self.index_variable, self.count_variable)))
         return self.marks or usual
 
-    @property
-    def index_and_count(self) -> tuple[str, str]:
-        return self.alone or (self.index_variable, self.count_variable)
-
 
 def read(platform: NodePlatform, reader: EnvReader) -> None:
     """Read what a platform says of this node."""
@@ -120,8 +116,8 @@ def check_world_size(reader: EnvReader, nodes: int | None) -> None:
     ranks = reader.given(name, parse_number)
     if ranks is None:
         return
-    of_node, rest = divmod(ranks, nodes)
-    if of_node == 0 or rest != 0:
+    possible = range(nodes, ranks + 1, nodes)
+    if ranks not in possible:
         source = reader.source("world_size")
         why = f"is not a multiple of the {nodes} nodes of {source}"
         reader.reject(name, why)
@@ -131,26 +127,18 @@ def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
     """Why the process stands for its node; None: it is the one rank there."""
     if platform.one_rank:
         return None
-    for name in platform.per_node:
-        if name in reader.environ:
-            return _several_by(name, reader)
-    return (
-        f"{platform.index_variable} counts nodes, "
-        "and nothing says how many processes each is to run"
-    )
-
-
-def _several_by(name: str, reader: EnvReader) -> str | None:
-    """Why a node has several ranks by a variable that counts them; None: it has one."""
+    name = next(filter(reader.environ.__contains__, platform.per_node), None)
+    if name is None:
+        return (
+            f"{platform.index_variable} counts nodes, "
+            "and nothing says how many processes each is to run"
+        )
     from .env_reader import variable  # here, as few processes stand for a node
 
     shown = variable(reader.environ, name)
-    word = reader.environ[name]
-    is_word = word in _SEVERAL
-    if is_word:
+    if reader.environ[name] in _SEVERAL:
         return f"{shown} asks for several processes on each node"
-    count = reader.parsed(name, parse_number)
-    if count in (0, 1):
+    if reader.parsed(name, parse_number) in (0, 1):
         return None
     return f"{shown}, and one process was started on each node"
 

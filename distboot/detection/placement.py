@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ..base.table import first_that_holds
+
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
 OFF = "none"  # what a user names for a process that is alone, whatever its environment has
 WRAPPER = "distboot"  # and of one that the wrapper of its node has started
@@ -75,11 +77,11 @@ class Placement(NamedTuple):
     @property
     def who(self) -> str | None:
         """This process as messages name it: "rank 3", or "node 2"; None when it is alone."""
-        if self.world_size == 1:
-            return None
-        if self.node_level is None:
-            return f"rank {self.rank}"
-        return f"node {self.rank}"
+        return first_that_holds(
+            (self.world_size == 1, None),
+            (self.node_level is None, f"rank {self.rank}"),
+            (True, f"node {self.rank}"),
+        )
 
     @property
     def has_launcher(self) -> bool:
@@ -230,12 +232,10 @@ PLATFORMS = (
 )
 
 
-_PLATFORM_OF = tuple((marker, platform) for platform in PLATFORMS for marker in platform.markers)
+_BY_MARKER = {marker: platform for platform in PLATFORMS for marker in platform.markers}
 
 
 def recognise(environ: Mapping[str, str]) -> Platform | None:
     """The platform that owns this machine, or None."""
-    for marker, platform in _PLATFORM_OF:
-        if marker in environ:
-            return platform
-    return None
+    marker = next(filter(environ.__contains__, _BY_MARKER), "")
+    return _BY_MARKER.get(marker)

@@ -84,10 +84,6 @@ def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement |
 
 def markers_present(launcher: Launcher, environ: Mapping[str, str]) -> str:
     """The launcher's markers that are set, for a note; empty for generic names."""
-    found = []
-    for name in launcher.markers:
-        if name in environ:
-            found.append(name)
     if launcher.generic_names:
-        found = []
-    return ", ".join(found)
+        return ""
+    return ", ".join(filter(environ.__contains__, launcher.markers))

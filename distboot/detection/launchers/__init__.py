@@ -62,11 +62,11 @@ class Launcher(NamedTuple):
     # What proves that it started this process or one around it, where nothing claims this process
     left_over: tuple[LeftOver, ...] = ()
     # Refuses more of that
-    refuse_unclaimed: Callable[[Mapping[str, str]], None] | None = None
+    refuse_unclaimed: Callable[[Mapping[str, str]], None] = _nothing
 
     # -- What is read
-    # The variables of `NUMBERS`, in this order; None where it has none
-    numbers: tuple[str | None, ...] = ()
+    # The variables of `NUMBERS`, in this order; empty where it has none
+    numbers: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # those of them that it does not always set
     instead: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
     # Another variable that may be there as well -> the one that it must not contradict
@@ -161,7 +161,7 @@ def of_platform(platform: NodePlatform) -> Launcher:
         claim=platform.claim or _always,
         needed=platform.needed,
         unless=platform.unless,
-        index_and_count=platform.index_and_count,
+        index_and_count=platform.alone or (platform.index_variable, platform.count_variable),
         left_over=platform.left_over,
         job_id=platform.job_id,
         source=f"documentation: {platform.page}",

@@ -55,9 +55,8 @@ def _first_number(text: str) -> int:
 
 
 def _refuse_elastic(environ: Mapping[str, str]) -> None:
-    nodes = environ.get("PET_NNODES", "")
-    low, colon, high = nodes.partition(":")
-    if colon and low != high:
+    ends = environ.get("PET_NNODES", "").split(":", 1)
+    if len({*ends}) > 1:
         shown = variable(environ, "PET_NNODES")
         raise DistbootError(
             "node-level-launch",

@@ -124,11 +124,8 @@ def _refuse_older_step(reader: EnvReader) -> None:
     """Refuse the variables of a step in which this job was submitted."""
     environ = reader.environ
     for of_job, of_step in _SAME_IN_A_STEP:
-        now = environ.get(of_job)
-        then = environ.get(of_step)
-        if now is None or then is None:
-            continue
-        if now != then:
+        different = {environ.get(of_job), environ.get(of_step)} - {None}
+        if len(different) > 1:
             shown = variable(environ, of_job)
             reader.reject(
                 of_step,
@@ -156,8 +153,7 @@ def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     lowest = _lowest_rank(reader)
     if node_index is None or lowest is None:
         return node_index is not None
-    possible = range(1, lowest + 1)
-    return node_index == 0 or node_index in possible
+    return node_index <= lowest
 
 
 def _lowest_rank(reader: EnvReader) -> int | None:
@@ -233,9 +229,8 @@ def _check_ids(reader: EnvReader) -> None:
     if unknown:
         return
     listed = ids.split(",")
-    count = len(listed)
     own = listed[local_rank : local_rank + 1]
-    if count == here and own == [str(rank)]:
+    if (len(listed), own) == (here, [str(rank)]):
         return
     task = f"SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
     reader.reject(
@@ -337,7 +332,7 @@ SLURM = Launcher(
     markers=_MARKERS,
     claim=_claim,
     triggers=("SLURM_PROCID",),
-    numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", None, None, "SLURM_STEP_NUM_NODES"),
+    numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", "", "", "SLURM_STEP_NUM_NODES"),
     instead={_SIZE: _SIZE_OF_JOB},
     same={"PMI_SIZE": _SIZE},
     more=_read,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...base.table import first_that_holds
 from ...base.text import short_repr
 from ..env_reader import EnvReader
 from ..parse import is_loopback, parse_address
@@ -17,6 +18,7 @@ from . import Launcher
 
 _TASK_TYPES = ("chief", "worker", "ps")
 _NO_RANK = "evaluator"
+_KNOWN = (*_TASK_TYPES, _NO_RANK)
 _NAME = "TF_CONFIG"
 _LONGEST = 4_000_000  # bytes; a cluster of 100,000 tasks has about 3 MB
 
@@ -71,11 +73,9 @@ def _without_empty(cluster: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     Azure ML's number of parameter servers is 0 by default, and TensorFlow 2.21 is ended by SIGSEGV.
     """
     rest = dict(cluster)
-    kinds = (*_TASK_TYPES, _NO_RANK)
-    for kind in kinds:
-        if cluster.get(kind) == []:
-            del rest[kind]
-    empty = [kind for kind in kinds if kind in cluster.keys() - rest.keys()]
+    empty = [kind for kind in _KNOWN if cluster.get(kind) == []]
+    for kind in empty:
+        del rest[kind]
     if empty:
         listed = ", ".join(empty)
         what = f"the empty list of {listed}"
@@ -192,16 +192,19 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
 
 def _wrong_tasks(kind: str, addresses: object) -> str:
     """What is wrong with all tasks of a type; empty if nothing is."""
-    known = (*_TASK_TYPES, _NO_RANK)
     shown = short_repr(kind)
-    if kind == "master":
-        return "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it"
-    if kind not in known:
-        return f"TF_CONFIG has tasks of the unknown type {shown}"
-    is_list = isinstance(addresses, list)
-    if not is_list:
-        return f"TF_CONFIG's {shown} tasks are not a list of 'host:port'"
-    return ""
+    return first_that_holds(
+        (
+            kind == "master",
+            "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it",
+        ),
+        (kind not in _KNOWN, f"TF_CONFIG has tasks of the unknown type {shown}"),
+        (
+            not isinstance(addresses, list),
+            f"TF_CONFIG's {shown} tasks are not a list of 'host:port'",
+        ),
+        (True, ""),
+    )
 
 
 def _task(kind: str, index: int, address: object) -> _Task:

@@ -62,7 +62,7 @@ TORCHRUN = Launcher(
         "TORCHELASTIC_USE_AGENT_STORE=False"
     ),
     markers=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    numbers=("RANK", "WORLD_SIZE", None, "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    numbers=("RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     more=_read,
     sets_torch_vars=True,
     owns_torch_vars=True,
