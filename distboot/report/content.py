@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..base.errors import DistbootError
 from ..base.process import FROM_OUTSIDE
+from ..base.table import first_that_holds
 from ..base.text import (
     counted,
     first_line,
@@ -24,7 +25,7 @@ from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
-from .job_state import JobState
+from .job_state import JobState, of_kinds
 from .spent import NO_ROUND, RoundTime, Spent
 from .steps import slowest
 
@@ -39,6 +40,10 @@ _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its p
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
 _LONGEST = 4000  # characters of an error
+# What follows the first words of a root cause, by whether it is a failure
+_END_OF_CAUSE = {True: ": | while ", False: ", on "}
+# The end of a job without one, by whether all exit codes are 0
+_WELL = {True: "all ended well", False: "no failure was seen"}
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 # Missing ranks that have a record each; if there are more, the report has only ranges of them.
 _MOST_MISSING = 10_000
@@ -77,7 +82,7 @@ class Doubts(NamedTuple):
 
 
 def _has_called_init(events: Sequence[Event]) -> bool:
-    return any(one.event == "phases" and CALLED in one.details for one in events)
+    return any(CALLED in one.details for one in of_kinds(events, "phases"))
 
 
 def summary_line(
@@ -141,13 +146,11 @@ def _how_it_ended(
     if job.root_cause is not None:
         # The whole text was printed when it happened. This adds where and when that was.
         cause = job.root_cause.details
-        end = ": | while " if job.is_failure else ", on "
-        short = re.split(end, cause["text"], maxsplit=1)[0]
+        short = re.split(_END_OF_CAUSE[job.is_failure], cause["text"], maxsplit=1)[0]
         why = _why(cause["text"].removeprefix(short))
         at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
         return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}{why}"
-    well = "all ended well" if all_succeeded else "no failure was seen"
-    return doubts.describe(events, "all ended") or well
+    return doubts.describe(events, "all ended") or _WELL[all_succeeded]
 
 
 def _why(rest: str) -> str:
@@ -307,9 +310,8 @@ def startup_report(
 
 def _unready(events: Sequence[Event]) -> set[int]:
     found: set[int] = set()
-    for one in events:
-        if one.event == "not_ready":
-            found.update(one.details["ranks"])
+    for one in of_kinds(events, "not_ready"):
+        found.update(one.details["ranks"])
     return found
 
 
@@ -325,12 +327,13 @@ def _startup_headline(
     if not failure.is_stop:
         what = f"Round {started['round']}" if started.get("round") else "The job"
         return f"{what} did not start: {failure.text.splitlines()[0]}"
-    if missing.total == 0:
-        return "The job was stopped early"
-    if not missing.listed:
-        return f"The job was stopped while {missing.total} ranks were missing"
-    were = "was" if missing.total == 1 else "were"
-    return f"The job was stopped while {ranks_said(missing.listed)} {were} missing"
+    during = f"The job was stopped while {ranks_said(missing.listed)}"
+    return first_that_holds(
+        (missing.total == 0, "The job was stopped early"),
+        (missing.total == 1, f"{during} was missing"),
+        (missing.listed != [], f"{during} were missing"),
+        (True, f"The job was stopped while {missing.total} ranks were missing"),
+    )
 
 
 def _report(
@@ -387,19 +390,17 @@ def _most_telling(events: Sequence[Event]) -> list[Event]:
 
 def _findings(events: Sequence[Event]) -> list[str]:
     found: list[str] = []
-    for one in events:
-        if one.event in ("all_joined", "checked"):
-            found.extend(one.details["findings"])
-            found.extend(one.details.get("variables", ()))
+    for one in of_kinds(events, "all_joined", "checked"):
+        found.extend(one.details["findings"])
+        found.extend(one.details.get("variables", ()))
     return found
 
 
 def _nodes(events: Sequence[Event]) -> list[dict[str, Any]]:
     """The rows of the table of nodes, as the last check has seen them; none: there was none."""
     found: list[dict[str, Any]] = []
-    for one in events:
-        if one.event == "checked":
-            found = one.details.get("nodes", [])
+    for one in of_kinds(events, "checked"):
+        found = one.details.get("nodes", [])
     return found
 
 

@@ -22,7 +22,7 @@ from .content import (
     summary_line,
     utc,
 )
-from .job_state import JobState
+from .job_state import JobState, of_kinds
 from .spent import RoundTime, Spent, goodput_line
 
 
@@ -117,8 +117,7 @@ def _start_failure(round_: Round) -> StartFailure | None:
 
 def _is_open(round_: Round, events: Sequence[Event]) -> bool:
     """Whether the journal does not tell how the round has ended."""
-    has_cause = any(one.event == "root_cause" for one in events)
-    return not has_cause and "ended" not in round_.besides
+    return not of_kinds(events, "root_cause") and "ended" not in round_.besides
 
 
 def _headline_of_start(round_: Round, events: Sequence[Event]) -> str:
@@ -157,7 +156,7 @@ def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:
     """The rounds that failed, as the report has them."""
     found = []
     for each in journal.rounds:
-        causes = [one for one in each.events if one.event == "root_cause"]
+        causes = of_kinds(each.events, "root_cause")
         membership = each.membership
         if not causes or membership is None or not membership.max_restarts:
             continue

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ..base.table import first_that_holds
 from ..rendezvous.events import ClockOffset, Clocks, Event
 from .steps import PHASES
 
@@ -36,7 +37,7 @@ class JobState:
         self._all_joined = _last(events, "all_joined")
         # Ranks that others waited for at the end
         self.late: set[int] = set()
-        for one in _of_kinds(events, "late", "late_over"):
+        for one in of_kinds(events, "late", "late_over"):
             ranks = one.details.get("ranks", ())
             self.late = set(ranks)
         # Ranks with a known failure
@@ -46,7 +47,7 @@ class JobState:
                 self.failed.add(rank)
         # The steps that each rank reports, with their times
         self._own: dict[Any, dict[str, float]] = defaultdict(dict)
-        for one in _of_kinds(events, "phases"):
+        for one in of_kinds(events, "phases"):
             times = self._own[one.rank]
             times.update(one.details)
         self._clocks = Clocks(events)
@@ -65,10 +66,8 @@ class JobState:
 
     def kind_for(self, rank: int) -> str:
         """The kind of the root cause if it is this rank's, else empty."""
-        kind = ""
-        if rank in self._cause["ranks"]:
-            kind = self._cause["kind"]
-        return kind
+        kind: str = self._cause["kind"]
+        return first_that_holds((rank in self._cause["ranks"], kind), (True, ""))
 
     def of_rank(self, rank: int) -> str:
         """The state of a rank, as the report names it."""
@@ -126,11 +125,11 @@ class JobState:
             return "not known"
         details = self.exited[rank].details
         has_signal = details["external_signal"] is not None
-        if any((details["stopped_by_us"], has_signal)):
-            return "stopped"
-        if details["exit_code"] == 0:
-            return "ended"
-        return "failed later"
+        return first_that_holds(
+            (any((details["stopped_by_us"], has_signal)), "stopped"),
+            (details["exit_code"] == 0, "ended"),
+            (True, "failed later"),
+        )
 
 
 def _failed_ranks(events: Sequence[Event]) -> set[Any]:
@@ -150,10 +149,11 @@ def _failed_ranks(events: Sequence[Event]) -> set[Any]:
     return failed
 
 
-def _of_kinds(
+def of_kinds(
     events: Sequence[Event],
     *kinds: str,
 ) -> list[Event]:
+    """The events of these kinds."""
     found = filter(lambda one: one.event in kinds, events)
     return list(found)
 
@@ -163,12 +163,8 @@ def _last_by_rank(
     *kinds: str,
 ) -> dict[Any, Event]:
     """The last event of these kinds for each rank."""
-    found = _of_kinds(events, *kinds)
-    return {one.rank: one for one in found}
+    return {one.rank: one for one in of_kinds(events, *kinds)}
 
 
 def _last(events: Sequence[Event], kind: str) -> Event | None:
-    found = _of_kinds(events, kind)
-    if not found:
-        return None
-    return found[-1]
+    return next(reversed(of_kinds(events, kind)), None)

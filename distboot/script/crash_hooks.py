@@ -66,6 +66,7 @@ _pipe: tuple[int, int] | None = None
 _of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
+_awaited: set[str] = set()  # modules that a `_Finder` looks for
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
 _reported: BaseException | None = None  # the last exception that the agent has been told of
 # The end of what the script has written to stderr: argparse and others write there why they end
@@ -126,21 +127,14 @@ def wrap_excepthook() -> None:
 
 def _at_exit() -> None:
     """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
-    with suppress(Exception):
-        if not _is_interactive():
-            _report_last()
-    emit(ENDING, last_line(_clean(_stderr_tail)))
-
-
-def _report_last() -> None:
-    error = getattr(sys, "last_value", None)
-    trace = getattr(sys, "last_traceback", None)
-    if error is None or trace is None:
-        return
-    # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
+    # Python sets sys.last_value before it calls the hook. So do others, for exceptions that they show and go on; only
     # those that end the script have come through its outermost frame, which nothing has called.
-    if trace.tb_frame.f_back is None:
-        _report(error, trace)
+    with suppress(Exception):  # AttributeError: there was none
+        error: Any = getattr(sys, "last_value", None)
+        trace: Any = getattr(sys, "last_traceback", None)
+        if trace.tb_frame.f_back is None and not _is_interactive():
+            _report(error, trace)
+    emit(ENDING, last_line(_clean(_stderr_tail)))
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
@@ -167,8 +161,11 @@ class _Finder:
 
     def find_spec(self, found: str, *_: object) -> None:
         if found == self.name:
-            # The list is being read
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            _awaited.discard(found)
+            finders = sys.meta_path.copy()  # the list itself is being read
+            with suppress(ValueError):
+                finders.remove(self)
+            sys.meta_path = finders
             self._act()
 
 
@@ -179,12 +176,9 @@ def when_imported(name: str, act: Callable[[], object]) -> None:
     """
     if name in sys.modules:
         act()
-    elif not _is_awaited(name):
+    elif name not in _awaited:
+        _awaited.add(name)
         sys.meta_path.insert(0, _Finder(name, act))
-
-
-def _is_awaited(name: str) -> bool:
-    return any(isinstance(one, _Finder) and one.name == name for one in sys.meta_path)
 
 
 def emit(kind: str, text: str = "") -> None:
@@ -250,8 +244,8 @@ def _register_term() -> None:
     """
     if _pipe is None or term_is_held:
         return
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler == signal.SIG_DFL or callable(handler):
+    # None: a handler that is not of Python
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, None):
         faulthandler.register(
             signal.SIGTERM,
             _pipe[0],
@@ -368,9 +362,8 @@ def is_the_end() -> bool:
 
 def _is_of_script(frame: FrameType) -> bool:
     """Whether it is the outermost frame of the script."""
-    if frame.f_code.co_name != "<module>":
-        return False
-    return frame.f_globals.get("__name__") == "__main__"
+    place = (frame.f_code.co_name, frame.f_globals.get("__name__"))
+    return place == ("<module>", "__main__")
 
 
 def _is_interactive() -> bool:
@@ -382,9 +375,7 @@ def _follows_another() -> bool:
     if is_of_another is not None:
         with suppress(OSError):  # an agent that a user has stopped does not answer in time
             return is_of_another()
-    elif any(
-        name in sys.modules for name in _FRAMEWORKS
-    ):  # else it is another program of the script
+    elif not sys.modules.keys().isdisjoint(_FRAMEWORKS):  # else it is another program of the script
         time.sleep(_EXPLAINED)
     return False
 
@@ -435,12 +426,11 @@ def _keep_tail(text: str) -> None:
 
 def _write_error_file(found: Description) -> None:
     """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return
-    import json
-
     # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
     extra = {"py_callstack": "\n".join(found.lines), "timestamp": str(int(time.time()))}
-    with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
-        json.dump({"message": {"message": found.headline, "extraInfo": extra}}, file)
+    with suppress(OSError, ValueError, KeyError):
+        path = os.environ["TORCHELASTIC_ERROR_FILE"]
+        import json
+
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            json.dump({"message": {"message": found.headline, "extraInfo": extra}}, file)

@@ -307,10 +307,8 @@ def _message(error: BaseException) -> str:
 
 def _text_of(what: object) -> str:
     try:
-        text = str(what)
-        if type(text) is not str:  # a subclass of str may behave as it likes
-            head = slice(_JUDGED_HEAD)
-            text = str.__getitem__(text, head)
+        whole = slice(None)
+        text = str.__getitem__(str(what), whole)  # a subclass of str may behave as it likes
     except BaseException:  # noqa: BLE001 - the script's own code may raise anything
         return _UNREADABLE
     return text
@@ -566,8 +564,6 @@ def _end_of(text: str, most: int) -> str:
 
 def escaped(text: str) -> str:
     """A text in one line."""
-    if text.isprintable():
-        return text
     return "".join(map(_visible, text))
 
 

@@ -133,12 +133,9 @@ def _is_for(event: object, names: set[str]) -> bool:
     resources = event.get("Resources")
     if not isinstance(resources, list):
         return False
-    for resource in resources:
-        # Azure's cloud services put an underscore before the name
-        name = str(resource).lower().removeprefix("_")
-        if name in names:
-            return True
-    return False
+    # Azure's cloud services put an underscore before the name
+    ended = {str(resource).lower().removeprefix("_") for resource in resources}
+    return not names.isdisjoint(ended)
 
 
 def aws_notice(service: MetadataService) -> str | None:

@@ -97,7 +97,8 @@ def _signals_to_outlive() -> list[int]:
     names = {"SIGTERM"}
     for name in os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(","):
         names.add("SIG" + name.strip().upper().removeprefix("SIG"))
-    return [int(number) for number in signal.Signals if number.name in names]
+    known = signal.Signals.__members__
+    return [known[name] for name in names & known.keys()]
 
 
 def _starting_shielded(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,9 +207,7 @@ def _watch(starter: int, parent: int) -> None:
                 _obey(signal.SIGTERM, os.getpid())
             continue
         is_repetition = found.si_signo == _TERM_TOO
-        number = found.si_signo
-        if is_repetition:
-            number = signal.SIGTERM
+        number = {_TERM_TOO: signal.SIGTERM}.get(found.si_signo, found.si_signo)
         if callable(signal.getsignal(number)):
             # A handler of the worker's own handles it from every sender, and once
             is_for_worker = not is_repetition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...base.table import first_that_holds
 from ...base.text import is_address, short_repr, without_mapping
 from ...detection.order import LAUNCHERS
 from ...detection.parse import is_loopback
@@ -31,16 +32,19 @@ def host_name(machine: Machine) -> Finding:
     addresses = dict.fromkeys(map(_plain, found))
     seen = f"{short_repr(machine.host)} resolves to {', '.join(addresses)}"
     remedy = _host_name_remedy(machine)
+    is_one_node = machine.is_one_node()
     only_loopback = all(map(is_loopback, addresses))
-    if only_loopback and machine.is_one_node():
-        return ok(seen)
-    if only_loopback:
-        return warning(f"{seen}, which no other host can reach", remedy)
     own = _own_addresses(machine)
-    foreign = sorted(addresses.keys() - own)
-    if own and foreign:
-        return problem(f"{seen}, but {foreign[0]} is not an address of this host", remedy)
-    return ok(seen)
+    foreign = next(iter(sorted(addresses.keys() - own)), "")
+    return first_that_holds(
+        (only_loopback and is_one_node, ok(seen)),
+        (only_loopback, warning(f"{seen}, which no other host can reach", remedy)),
+        (
+            own != set() and foreign != "",
+            problem(f"{seen}, but {foreign} is not an address of this host", remedy),
+        ),
+        (True, ok(seen)),
+    )
 
 
 def _does_not_resolve(machine: Machine, error: OSError) -> Finding:
@@ -57,10 +61,7 @@ def _reason(error: OSError) -> str:
 
 def _own_addresses(machine: Machine) -> set[str]:
     """Empty if the kernel does not tell."""
-    found = set()
-    for _, address in machine.addresses():
-        found.add(_plain(address))
-    return found
+    return {_plain(address) for _, address in machine.addresses()}
 
 
 def _plain(address: str) -> str:
@@ -144,10 +145,7 @@ def _ephemeral_ports(machine: Machine) -> range:
 def _listening_ports(machine: Machine) -> set[int]:
     """The TCP ports of this network namespace that a process listens on."""
     tables = "\n".join(map(machine.text, ("proc/net/tcp", "proc/net/tcp6")))
-    found = set()
-    for port in re.findall(_LISTENING, tables, re.MULTILINE):
-        found.add(int(port, 16))
-    return found
+    return {int(port, 16) for port in re.findall(_LISTENING, tables, re.MULTILINE)}
 
 
 def proxies(machine: Machine) -> Finding:
@@ -172,11 +170,8 @@ def proxies(machine: Machine) -> Finding:
 
 def _first_set(machine: Machine, variables: tuple[str, ...]) -> tuple[str, str]:
     """Name and value of the first of these variables that is set; both empty if none is."""
-    for variable in variables:
-        value = machine.environ.get(variable, "")
-        if value:
-            return variable, value
-    return "", ""
+    variable = next(filter(machine.environ.get, variables), "")
+    return variable, machine.environ.get(variable, "")
 
 
 def _spares(no_proxy: str, host: str) -> bool:

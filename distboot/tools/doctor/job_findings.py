@@ -15,6 +15,7 @@ from ...agent.meet import join_here
 from ...agent.session import Session
 from ...base.errors import with_rank
 from ...base.settings import join_timeout_setting
+from ...base.table import first_that_holds
 from ...base.text import counted, ranges, ranks_said
 from ...detection.export import require_master
 from ...detection.here import detect_here
@@ -152,8 +153,8 @@ def _whose(numbers: Sequence[int], membership: Membership, unit: str) -> str:
     where = counted(len(nodes), "node")
     if len(nodes) == 1:
         where = membership.hosts[nodes.pop()]
-    if unit == "rank":
-        return f"{ranks_said(numbers)} on {where}"
-    if len(numbers) == 1:
-        return f"node {numbers[0]} on {where}"
-    return f"nodes {ranges(numbers)}"
+    return first_that_holds(
+        (unit == "rank", f"{ranks_said(numbers)} on {where}"),
+        (len(numbers) == 1, f"node {numbers[0]} on {where}"),
+        (True, f"nodes {ranges(numbers)}"),
+    )

@@ -6,6 +6,7 @@ import time
 
 from ...base.errors import DistbootError
 from ...base.settings import misspelled
+from ...base.table import first_that_holds
 from ...detection import surroundings
 from ...detection.here import detect_here
 from ...detection.order import LAUNCHERS
@@ -28,11 +29,14 @@ def launcher(machine: Machine) -> Finding:
     except DistbootError as error:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"
-    if placement.node_level is not None:
-        return ok(f"node {number}, not a rank: {placement.node_level}")
-    if not placement.has_launcher:
-        return ok("none: a single process")
-    return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
+    node_level = placement.node_level
+    title = LAUNCHERS[placement.launcher].title
+    seen = first_that_holds(
+        (node_level is not None, f"node {number}, not a rank: {node_level}"),
+        (not placement.has_launcher, "none: a single process"),
+        (True, f"rank {number}, by {title}"),
+    )
+    return ok(seen)
 
 
 def allocation(machine: Machine) -> list[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...base.table import first_that_holds
 from .finding import (
     Finding,
     ok,
@@ -58,20 +59,17 @@ def rdma_devices(machine: Machine) -> Finding:
 def _devices_with_a_file(machine: Machine) -> set[str]:
     found = set()
     for path in machine.matching(_VERBS_FILES):
-        file = f"dev/infiniband/{Path(path).name}"
-        if machine.has(file):
-            device = machine.text(f"{path}/ibdev")  # that uverbs0 belongs to
-            found.add(device)
+        if machine.has(f"dev/infiniband/{Path(path).name}"):
+            found.add(machine.text(f"{path}/ibdev"))  # that uverbs0 belongs to
     return found
 
 
 def _devices_pod(kind: str, count: int) -> str:
-    limit = "rdma/hca_shared_devices_a: 1"
-    comment = "  # or as `kubectl describe node` calls it"
-    if kind == "EFA":
-        limit = f"vpc.amazonaws.com/efa: {count}"
-        comment = ""
     security = "securityContext: {capabilities: {add: [IPC_LOCK]}}"
+    limit, comment = first_that_holds(
+        (kind == "EFA", (f"vpc.amazonaws.com/efa: {count}", "")),
+        (True, ("rdma/hca_shared_devices_a: 1", "  # or as `kubectl describe node` calls it")),
+    )
     return f"containers: [{{{security}, resources: {{limits: {{{limit}}}}}}}]{comment}"
 
 
@@ -80,10 +78,14 @@ def _no_ports(machine: Machine) -> Finding:
     if not count:
         return ok("none: ranks on several nodes use TCP")
     seen = f"{count} InfiniBand cards on this host, but its kernel has no driver for them"
-    if machine.is_azure():
-        remedy = "use Azure's HPC image for the hosts, or their extension InfiniBandDriverLinux"
-        return problem(seen, remedy)
-    return problem(seen, "on the host: modprobe mlx5_ib; lsmod | grep ib_")
+    remedy = first_that_holds(
+        (
+            machine.is_azure(),
+            "use Azure's HPC image for the hosts, or their extension InfiniBandDriverLinux",
+        ),
+        (True, "on the host: modprobe mlx5_ib; lsmod | grep ib_"),
+    )
+    return problem(seen, remedy)
 
 
 def rdma_ports(machine: Machine) -> Finding:
@@ -194,11 +196,9 @@ def _routed_gids(machine: Machine, port: Port) -> list[str]:
     found = []
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
-        if gid in ("", _NO_GID):  # reading the type of one would fail
+        # Reading the type of none would fail. Derived from the card: it passes no router.
+        if gid in ("", _NO_GID) or gid.startswith("fe80:"):
             continue
-        if gid.startswith("fe80:"):  # derived from the card: it passes no router
-            continue
-        kind = machine.text(f"{folder}/gid_attrs/types/{index}")
-        if kind == "RoCE v2":
+        if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
             found.append(index)
     return found

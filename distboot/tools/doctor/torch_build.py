@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from ...base.table import first_that_holds
 from ...host import accelerators as host_accelerators
 from .finding import (
     Finding,
@@ -24,6 +25,7 @@ _BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
 _WITH_VERSION = ("cuda", "hip", "xpu")  # those that torch/version.py has
 _WRONG_GPUS = {"cuda": "AMD", "hip": "NVIDIA"}  # where there are no others
 _NEEDED_BUILD = {"NVIDIA": "CUDA", "AMD": "ROCm"}
+_FILES_OF_VENDOR = {"NVIDIA": "dev/nvidia[0-9]*", "AMD": "dev/kfd"}
 _WHERE = "pytorch.org, Get started, lists the builds"
 # cuda: Optional[str] = '12.6'
 _ASSIGNMENT = re.compile(r"^(\w+)[^=\n]*= '([^']*)'$", re.MULTILINE)
@@ -59,10 +61,7 @@ def torch_build(machine: Machine) -> TorchBuild | None:
         version = values.get("__version__")
         if version is None:
             continue
-        targets = {}
-        for name in _WITH_VERSION:
-            if name in values:
-                targets[name] = values[name]
+        targets = {name: values[name] for name in filter(values.__contains__, _WITH_VERSION)}
         gaudi = Path(folder, "habana_frameworks")
         if machine.has(str(gaudi)):
             targets["hpu"] = ""
@@ -96,14 +95,7 @@ def _no_torch(driver_version: str | None) -> Finding:
 
 def _gpu_vendors(machine: Machine) -> list[str]:
     """The vendors of the GPUs in this container: NVIDIA, AMD, both or none."""
-    found = []
-    has_nvidia = machine.matching("dev/nvidia[0-9]*")
-    if has_nvidia:
-        found.append("NVIDIA")
-    has_amd = machine.has("dev/kfd")
-    if has_amd:
-        found.append("AMD")
-    return found
+    return [vendor for vendor, files in _FILES_OF_VENDOR.items() if machine.matching(files)]
 
 
 def _cpu_build(build: TorchBuild, vendors: list[str]) -> Finding:
@@ -130,18 +122,20 @@ def _cuda_build(machine: Machine, build: TorchBuild, driver_version: str) -> Fin
     cuda = build.targets["cuda"]
     oldest = _OLDEST_DRIVER.get(_major(cuda), 0)
     is_new_enough = int(_major(driver_version)) >= oldest
-    if is_new_enough:
-        return ok(f"{build.name} for CUDA {cuda}, NVIDIA driver {driver_version}")
     seen = (
         f"{build.name} for CUDA {cuda} needs NVIDIA driver {oldest} or newer, "
         f"but this host has {driver_version}"
     )
-    if machine.matching(_COMPATIBLE):
-        return warning(
-            f"{seen}; the image has CUDA's compatibility library",
-            "works on data-center GPUs only",
-        )
-    return problem(seen, f"a newer driver on the host, or a torch for an older CUDA: {_WHERE}")
+    compatible = f"{seen}; the image has CUDA's compatibility library"
+    newer = f"a newer driver on the host, or a torch for an older CUDA: {_WHERE}"
+    return first_that_holds(
+        (is_new_enough, ok(f"{build.name} for CUDA {cuda}, NVIDIA driver {driver_version}")),
+        (
+            machine.matching(_COMPATIBLE) != [],
+            warning(compatible, "works on data-center GPUs only"),
+        ),
+        (True, problem(seen, newer)),
+    )
 
 
 def _major(version: str) -> str:
