@@ -212,13 +212,10 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
     """The variable that keeps gRPC from a proxy, where it would wait for the peers for ever."""
-    if not any(environ.get(name) for name in PROXIES):
+    if not any(map(environ.get, PROXIES)):
         return {}
-    known: list[str] = []
-    for name in NO_PROXIES:
-        if name in environ:
-            known = environ[name].split(",")
-            break
+    given = next(filter(environ.__contains__, NO_PROXIES), "")
+    known = environ.get(given, "").split(",")
     missing = [host for host in hosts if host not in known]
     if not missing:
         return {}

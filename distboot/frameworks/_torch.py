@@ -189,12 +189,14 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
 
 def oneccl_variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """The local rank for oneCCL, the library of torch's backend xccl, unless it has one already."""
-    if placement.world_size == 1 or "CCL_PROCESS_LAUNCHER" in environ:
+    has_place = (
+        placement.world_size == 1,
+        "CCL_PROCESS_LAUNCHER" in environ,
+        environ.keys() >= _HYDRA,
+        _MPI.isdisjoint(environ),  # torch tells oneCCL itself
+    )
+    if any(has_place):
         return {}
-    if environ.keys() >= _HYDRA:
-        return {}
-    if _MPI.isdisjoint(environ):
-        return {}  # torch tells oneCCL itself
     return {
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_LOCAL_RANK": str(placement.local_rank),

@@ -22,6 +22,7 @@ from ..agent.session import Session
 from ..base.deadline import deadline
 from ..base.errors import DistbootError
 from ..base.settings import supervision_settings
+from ..base.table import first_that_holds
 from ..base.text import log_line
 from ..context import Context
 from ..detection import inherited
@@ -155,13 +156,12 @@ def _strategy(prepared: _Prepared, job: Session, options: Options) -> Any:
 
 def _suitable(prepared: _Prepared) -> str:
     """The default strategy of a job."""
-    if prepared.cluster.has_servers:
-        return PARAMETER_SERVER
-    if not prepared.cluster.is_alone:
-        return MULTI_WORKER
-    if len(prepared.gpus) > 1:
-        return MIRRORED
-    return DEFAULT
+    return first_that_holds(
+        (prepared.cluster.has_servers, PARAMETER_SERVER),
+        (not prepared.cluster.is_alone, MULTI_WORKER),
+        (len(prepared.gpus) > 1, MIRRORED),
+        (True, DEFAULT),
+    )
 
 
 @contextmanager

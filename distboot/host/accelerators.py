@@ -46,7 +46,7 @@ def own_index(
     """
     # A launcher that shows each process only its own device (srun --gpus-per-task) numbers it 0 on
     # every rank.
-    is_restricted = any(name in environ for name in VISIBILITY)
+    is_restricted = not environ.keys().isdisjoint(VISIBILITY)
     if count == 1 and is_restricted:
         return 0
     if local_rank is None or local_rank >= count:

@@ -83,26 +83,26 @@ def address_of_peer(connection: socket.socket) -> str:
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an address; None for loopback."""
     wanted = without_mapping(address.partition("%")[0])
-    for name, own_address in addresses():
-        if own_address == wanted:
-            if name == "lo":
-                return None
-            return name
-    return None
+    names = {own_address: name for name, own_address in reversed(addresses())}
+    name = names.get(wanted)
+    if name == "lo":
+        return None
+    return name
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:
     """Variables that make the frameworks use an interface, without those that are set already."""
     if interface is None:
         return {}
-    found: dict[str, str | None] = {}
-    if _GLOO not in environ:
-        found[_GLOO] = interface
-    if _NCCL not in environ and not _nccl_file_names_interface(environ):
-        found[_NCCL] = f"={interface}"  # without the = any interface whose name begins so
-    if _TENSORPIPE not in environ:
-        found[_TENSORPIPE] = interface
-    return found
+    wanted = {
+        _GLOO: interface,
+        _NCCL: f"={interface}",  # without the = any interface whose name begins so
+        _TENSORPIPE: interface,
+    }
+    given = {*environ}
+    if _nccl_file_names_interface(environ):
+        given.add(_NCCL)
+    return {name: text for name, text in wanted.items() if name not in given}
 
 
 def _nccl_file_names_interface(environ: Mapping[str, str]) -> bool:
@@ -110,11 +110,9 @@ def _nccl_file_names_interface(environ: Mapping[str, str]) -> bool:
     own = environ.get("NCCL_CONF_FILE")
     if not own:
         own = os.path.expanduser("~/.nccl.conf")
-    assignment = f"{_NCCL}="
     for path in (own, "/etc/nccl.conf"):
         with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            lines = map(str.strip, file)
-            if any(line.startswith(assignment) for line in lines):
+            if re.search(rf"^\s*{_NCCL}=", file.read(), re.MULTILINE):
                 return True
     return False
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.errors import DistbootError
+from ...base.table import first_that_holds
 from ...base.text import counted, is_address, without_mapping
 from ...detection.detect import detect
 from ...detection.placement import Placement, recognise
@@ -175,31 +176,27 @@ class Machine:
 
     def container(self) -> str | None:
         """What runs this container: "azureml", "kubernetes", "apptainer", "docker", or nothing."""
-        platform = recognise(self.environ)
-        if platform is not None and platform.name in ("azureml", "kubernetes"):
-            return platform.name
+        platform = getattr(recognise(self.environ), "name", None)
         variables = self.environ.keys()
-        if not variables.isdisjoint(_APPTAINER):
-            return "apptainer"
         # systemd asks every container manager to set container=NAME, for example container=podman.
         # The advice for Docker fits systemd-nspawn, too.
         has_docker_file = any(map(self.has, _DOCKER_FILES))
-        if "container" in variables or has_docker_file:
-            return "docker"
-        return None
+        return first_that_holds(
+            (platform in ("azureml", "kubernetes"), platform),
+            (not variables.isdisjoint(_APPTAINER), "apptainer"),
+            ("container" in variables or has_docker_file, "docker"),
+            (True, None),
+        )
 
     def remedy(self, docker: str, pod: str, bare: str, **others: str) -> str:
         """The remedy for this container: options of `docker run`, a pod's YAML, or `bare` for none.
 
         `others` replaces the remedy for a container, named as `container()` names it.
         """
-        remedies = {
+        remedies: dict[str | None, str] = {
             "docker": f"docker run {docker}",
             "kubernetes": f"in the pod:\n{pod}",
             "azureml": f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}',
         }
         remedies.update(others)
-        container = self.container()
-        if container is None:
-            return bare
-        return remedies.get(container, bare)
+        return remedies.get(self.container(), bare)
