@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.table import first_that_holds
 from ..base.text import counted, digits
 from .env_reader import variable
 from .placement import NO_LAUNCHER, WRAPPER, Placement
@@ -176,6 +175,8 @@ def _found(system: BatchSystem, tasks: Count, hosts: Count) -> str:
 
 def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Count) -> str:
     """`"start a process for each task: srun python train.py …; or start the ranks here: …"`."""
+    from ..base.table import first_that_holds  # here, as few jobs leave something unused
+
     on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
     in_wrapper = first_that_holds(
         (hosts.number > 0, f"{on_nodes} {_OWN}"),

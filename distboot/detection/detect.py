@@ -182,10 +182,14 @@ def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
     launcher = LAUNCHERS[placement.launcher]
     is_alone = (placement.world_size, placement.node_level) == (1, None)
     if is_alone and launcher.compared_with_signs:
-        from . import not_alone  # here and below, as most processes need none
+        from . import signs  # here and below, as most processes need none
 
-        not_alone.refuse_signs(placement, environ)
+        found = signs.signs(environ)
+        if found:
+            from .not_alone import not_alone
+
+            raise not_alone([*found, *signs.addresses(environ)], placement)
     elif launcher.nodes is not None and not is_alone:
-        from . import not_alone
+        from .not_alone import refuse_other_node
 
-        not_alone.refuse_other_node(placement, environ, launcher.markers)
+        refuse_other_node(placement, environ, launcher.markers)

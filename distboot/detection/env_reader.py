@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
-from ..base.table import first_that_holds
 from ..base.text import short_repr
 from ..host import derived_port
 from .numbers import contradictions
@@ -397,6 +396,8 @@ class EnvReader:
         return "\n  ".join(lines)
 
     def _remedy(self) -> str:
+        from ..base.table import first_that_holds  # here, as few environments are broken
+
         of_address = [problem for problem in self.problems if problem.startswith("MASTER_")]
         to_container = container_env_hint(*self._missing)
         return first_that_holds(

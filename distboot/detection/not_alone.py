@@ -14,13 +14,6 @@ _MOST = 20  # signs in one message
 _WRAPPER = "python -m distboot run --nproc-per-node auto -- python train.py"
 
 
-def refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse a process that is alone by its placement if anything shows others."""
-    found = signs.signs(environ)
-    if found:
-        raise not_alone([*found, *signs.addresses(environ)], placement)
-
-
 def refuse_other_node(
     placement: Placement, environ: Mapping[str, str], markers: Sequence[str]
 ) -> None:

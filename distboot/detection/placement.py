@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..base.table import first_that_holds
-
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
 OFF = "none"  # what a user names for a process that is alone, whatever its environment has
 WRAPPER = "distboot"  # and of one that the wrapper of its node has started
@@ -77,11 +75,11 @@ class Placement(NamedTuple):
     @property
     def who(self) -> str | None:
         """This process as messages name it: "rank 3", or "node 2"; None when it is alone."""
-        return first_that_holds(
-            (self.world_size == 1, None),
-            (self.node_level is None, f"rank {self.rank}"),
-            (True, f"node {self.rank}"),
-        )
+        if self.world_size == 1:
+            return None
+        if self.node_level is None:
+            return f"rank {self.rank}"
+        return f"node {self.rank}"
 
     @property
     def has_launcher(self) -> bool:
