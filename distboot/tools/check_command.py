@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..base.errors import CODES, DistbootError
+from ..base.table import first_that_holds
 from ..base.text import counted, escape_control, in_columns
 from ..base.units import byte_rate, duration, size
 from ..cli.output import emit
@@ -108,11 +109,11 @@ def _text(report: Mapping[str, Any]) -> str:
 
 
 def _counted(odd: int) -> str:
-    if odd == 0:
-        return "none is odd"
-    if odd == 1:
-        return "1 is odd: its row is marked, and a warning says why"
-    return f"{odd} are odd: their rows are marked, and warnings say why"
+    return first_that_holds(
+        (odd == 0, "none is odd"),
+        (odd == 1, "1 is odd: its row is marked, and a warning says why"),
+        (True, f"{odd} are odd: their rows are marked, and warnings say why"),
+    )
 
 
 def _table_of_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ import os
 
 from ..base.errors import DistbootError, printed
 from ..base.settings import warn_of_unknown
+from ..base.table import first_that_holds
 from ..base.text import escape_control
 from ..cli.output import emit
 from ..cli.parser import Parser
@@ -87,10 +88,8 @@ def _shown(value: object) -> str:
 def _headline(placement: Placement) -> str:
     """One sentence: rank or node, launcher and platform."""
     launcher = LAUNCHERS[placement.launcher].title
-    platform = ""
-    for known in PLATFORMS:
-        if known.name == placement.platform:
-            platform = f", in {known.title}"
+    titles: dict[str | None, str] = {known.name: f", in {known.title}" for known in PLATFORMS}
+    platform = titles.get(placement.platform, "")
     number = f"{placement.rank} of {placement.world_size}"
     if placement.node_level is not None:
         why = escape_control(placement.node_level)
@@ -109,16 +108,18 @@ def _headline(placement: Placement) -> str:
 
 def _index_of(what: str, index: int | None, count: int | None) -> str:
     """`", node 0 of 2"`; empty if the index is not known."""
-    if index is None:
-        return ""
-    if count is None:
-        return f", {what} {index}"
-    return f", {what} {index} of {count}"
+    return first_that_holds(
+        (index is None, ""),
+        (count is None, f", {what} {index}"),
+        (True, f", {what} {index} of {count}"),
+    )
 
 
 def _missing(field: str, placement: Placement) -> str:
-    if getattr(placement, field) is not None:
-        return ""
-    if field == "master_port" and placement.world_size == 1:
-        return "not set: a free port is taken at the start"
-    return _MISSING.get(field, "not known from one process alone: completed when the ranks meet")
+    completed = "not known from one process alone: completed when the ranks meet"
+    has_free_port = (field, placement.world_size) == ("master_port", 1)
+    return first_that_holds(
+        (getattr(placement, field) is not None, ""),
+        (has_free_port, "not set: a free port is taken at the start"),
+        (True, _MISSING.get(field, completed)),
+    )

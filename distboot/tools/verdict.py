@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..base.table import first_that_holds
 from ..base.text import counted, ranks_said
 from .trial import Launch
 
@@ -84,27 +85,28 @@ def _first_failure(seen: Observed) -> str:
 
 
 def _runs_column(seen: Observed, loopback: str) -> str:
-    all_succeeded = set(seen.codes) == {0}
-    if loopback or not all_succeeded:
-        return "no"
-    return f"{seen.seconds:.0f} s"
+    return first_that_holds(
+        (loopback != "", "no"),
+        (set(seen.codes) != {0}, "no"),
+        (True, f"{seen.seconds:.0f} s"),
+    )
 
 
 def _device_column(seen: Observed, wrong: str) -> str:
-    if wrong:
-        return "wrong"
-    if seen.notes_with("device"):
-        return "ok"
-    return "-"
+    return first_that_holds(
+        (wrong != "", "wrong"),
+        (seen.notes_with("device") != [], "ok"),
+        (True, "-"),
+    )
 
 
 def _hangs(seen: Observed, failure: str) -> str:
-    if None in seen.codes:
-        return "no end within the time limit"
     states = [rank.get("state") for rank in seen.report.get("ranks", ())]
-    if "late" in states:
-        return failure
-    return ""
+    return first_that_holds(
+        (None in seen.codes, "no end within the time limit"),
+        ("late" in states, failure),
+        (True, ""),
+    )
 
 
 def _separate(seen: Observed, failure: str) -> str:
