@@ -115,11 +115,6 @@ class EnvReader:
         shown = variable(self.environ, name)
         self.problems.append(f"{shown} {cause}")
 
-    def put_port(self, source: str, port: int | None) -> None:
-        """Record the port of rank 0 by the launcher, where MASTER_PORT has none."""
-        if "MASTER_PORT" not in self.environ:
-            self._record("master_port", port, source)
-
     def number(self, field: str) -> int | None:
         """The number recorded for a field so far, or None."""
         number: int | None = self._values[field]

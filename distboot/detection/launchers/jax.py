@@ -16,7 +16,8 @@ _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 def _read(reader: EnvReader) -> None:
     port = reader.take_own_address(_ADDRESS)
     reader.port_seed = reader.own_address
-    reader.put_port(_ADDRESS, port)
+    if "MASTER_PORT" not in reader.environ:
+        reader.put(_ADDRESS, master_port=port)
 
 
 JAX = Launcher(

@@ -86,7 +86,9 @@ def _locate_pod_0(reader: EnvReader) -> None:
     if is_given or address not in reader.environ:
         return
     reader.take_own_address(address)
-    reader.put_port(port, reader.parsed(port, parse_port))
+    number = reader.parsed(port, parse_port)
+    if "MASTER_PORT" not in reader.environ:
+        reader.put(port, master_port=number)
 
 
 KUBEFLOW = NodePlatform(

@@ -114,6 +114,7 @@ VERTEX = NodePlatform(
     count_variable="",
     job_id=("CLOUD_ML_JOB_ID",),
     read=_read,
+    unless=("RANK", "LOCAL_RANK", "TF_CONFIG"),
     claim=_claim,
     env_forwarding_hint="an env entry in the containerSpec",
     sample=(
