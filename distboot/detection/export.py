@@ -51,7 +51,7 @@ def variables(
     exports = _fields(placement, environ)
     changed = []
     for name, value in exports.items():
-        if value is not None and without_ours.get(name) != value:
+        if value not in (None, without_ours.get(name)):
             changed.append(name)
     # What the wrapper has exported for the framework of the script stays, and is to be known as
     # ours.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from ..agent.session import Session
@@ -112,10 +113,7 @@ class Cluster:
         if not self.is_given and not self.is_alone:
             task = {"type": self.kind, "index": self.index}
             found[VARIABLE] = json.dumps({"cluster": self.addresses, "task": task})
-        hosts: list[str] = []
-        for tasks in self.addresses.values():
-            for address in tasks:
-                hosts.append(parse_address(address)[0])
+        hosts = [parse_address(address)[0] for address in chain(*self.addresses.values())]
         return found | past_proxies(environ, list(dict.fromkeys(hosts)))
 
 

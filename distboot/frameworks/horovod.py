@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..agent.session import Session
 from ..base.errors import DistbootError, rendezvous_needed
+from ..base.table import first_that_holds
 from ..base.text import ranks_said
 from ..context import Context
 from ..detection import inherited
@@ -193,14 +194,16 @@ def _compare(prepared: _Prepared, job: Session) -> None:
     found = {name: getattr(prepared.hvd, name)() for name in expected}
     if found == expected:
         return
-    why = ""
-    hint = "use Gloo: init(…, backend='gloo')"
-    if prepared.kind == "mpi" and found["size"] == 1:
-        why = f": its MPI ({prepared.build.library}) does not find the other ranks"
-        hint = f"{SAME_MPI}; or {hint}"
-    elif _is_configured(job.placement):
-        why = ", as horovodrun has told it"
-        hint = "name each host once in horovodrun's -H"
+    use_gloo = "use Gloo: init(…, backend='gloo')"
+    alone = f": its MPI ({prepared.build.library}) does not find the other ranks"
+    why, hint = first_that_holds(
+        ((prepared.kind, found["size"]) == ("mpi", 1), (alone, f"{SAME_MPI}; or {use_gloo}")),
+        (
+            _is_configured(job.placement),
+            (", as horovodrun has told it", "name each host once in horovodrun's -H"),
+        ),
+        (True, ("", use_gloo)),
+    )
     raise DistbootError(
         "rank-mismatch",
         f"launcher {job.placement.launcher!r} says that this is {_describe(expected)}, and Horovod "

@@ -13,6 +13,7 @@ from typing import Any
 from ..base.text import escape_control
 from ..base.units import byte_rate
 from ..rendezvous.events import Event
+from .job_state import of_kinds
 
 _LESS = 2.0
 _LEAST_PAIRS = 3  # of two nobody knows which one is odd
@@ -21,9 +22,8 @@ _LEAST_PAIRS = 3  # of two nobody knows which one is odd
 def all_reduce_of(events: Iterable[Event], hosts: Sequence[str]) -> dict[str, Any] | None:
     """The table of sizes and the pairs of nodes, the slowest first; None: nothing was measured."""
     found = None
-    for one in events:
-        if one.event == "allreduce":
-            found = _report(one.details, hosts)
+    for one in of_kinds(events, "allreduce"):
+        found = _report(one.details, hosts)
     return found
 
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from ..base.errors import DistbootError
@@ -209,7 +210,7 @@ def _before(rounds: Rounds, current: int) -> Rounds:
 
 def _began(rounds: Rounds, registered: float) -> float:
     """When the first round began, in seconds since the epoch."""
-    starts: list[float] = [one["start"] for one in rounds if one["start"]]
+    starts: Iterable[float] = filter(None, map(itemgetter("start"), rounds))
     return min([registered, *starts])
 
 
@@ -374,9 +375,9 @@ def _report(
 
 
 def _as_json(event: Event) -> dict[str, object]:
-    details = event.details
+    details = dict(event.details)
     if event.event == "checked":  # the table of nodes has the rest
-        details = {name: value for name, value in details.items() if name != "nodes"}
+        details.pop("nodes", None)
     return {**event._asdict(), "time": utc(event.time), "details": details}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..base.table import first_that_holds
@@ -150,7 +150,7 @@ def _failed_ranks(events: Sequence[Event]) -> set[Any]:
 
 
 def of_kinds(
-    events: Sequence[Event],
+    events: Iterable[Event],
     *kinds: str,
 ) -> list[Event]:
     """The events of these kinds."""

@@ -107,9 +107,9 @@ def install_below_wrapper() -> None:
     with suppress(OSError, ValueError, KeyError):
         pipe, inode = map(int, os.environ[VARIABLE].split(":"))
         del os.environ[VARIABLE]
-        if os.fstat(pipe).st_ino == inode:
-            os.set_inheritable(pipe, False)
-            install(pipe)
+        _refuse_other(pipe, inode)
+        os.set_inheritable(pipe, False)
+        install(pipe)
 
 
 @functools.cache  # a fork has it, too
@@ -220,9 +220,14 @@ def _emit_description(found: Description) -> None:
 def _write(to: tuple[int, int], kind: str, pid: int, data: bytes) -> None:
     pipe, inode = to
     with suppress(OSError):  # the reader has ended
-        # Else the script has closed all files, and this is another one
-        if os.fstat(pipe).st_ino == inode:
-            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
+        _refuse_other(pipe, inode)
+        os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
+
+
+def _refuse_other(file: int, inode: int) -> None:
+    """`OSError` if the script has closed all files, and this is another one."""
+    if os.fstat(file).st_ino != inode:
+        raise OSError(f"file {file} is another one")
 
 
 def out_of_the_way(file: int) -> int:
@@ -302,8 +307,8 @@ def _forget() -> None:
         pipe, inode = _of_parent = _pipe
         _pipe = None
         with suppress(OSError):
-            if os.fstat(pipe).st_ino == inode:
-                quiet(pipe)
+            _refuse_other(pipe, inode)
+            quiet(pipe)
     _release_term()
 
 

@@ -249,12 +249,12 @@ def _are_secondary(members: list[BaseException], texts: _Texts, depth: int) -> b
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and those that led to it, also where `from None` hides them, each once."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left and len(seen) < _MOST_LINKS:
+    seen = {id(None)}
+    left: list[Any] = [error]
+    while left and len(seen) <= _MOST_LINKS:
         link = left.pop()
         key = id(link)
-        if link is None or key in seen:
+        if key in seen:
             continue
         seen.add(key)
         yield link

@@ -161,10 +161,8 @@ def _first_failed(written: Sequence[Sequence[_Written]]) -> int | None:
         for at, report in reports:
             if report.failed or hasattr(report, "wasxfail"):
                 failures.append((at, rank))
-    if not failures:
-        return None
-    _, rank = min(failures)
-    return rank
+    _, first = min(failures, default=(0.0, None))
+    return first
 
 
 def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:

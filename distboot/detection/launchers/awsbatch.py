@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ...base.table import first_that_holds
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from ..node_platform import NEVER_ONE, NodePlatform
@@ -47,14 +48,8 @@ def _number_main_first(
     if nodes is not None and main >= nodes:
         reader.reject(_MAIN_NODE, f"is not below {_NODES}={nodes}")
         return
-    rank = node
-    source = _NODE
-    if main != 0:
-        source += ", the main node first"
-        is_before_main = node < main
-        rank = node + is_before_main
-    if node == main:
-        rank = 0
+    rank = first_that_holds((node == main, 0), (node < main, node + 1), (True, node))
+    source = first_that_holds((main == 0, _NODE), (True, f"{_NODE}, the main node first"))
     reader.put(source, rank=rank)
 
 

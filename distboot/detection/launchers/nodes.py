@@ -59,7 +59,7 @@ def _read(reader: EnvReader) -> None:
 
 def _number_of_nodes(reader: EnvReader) -> int | None:
     """Record the number of nodes; WORLD_SIZE may count nodes, processes or GPUs."""
-    counts = [name for name in _COUNTS if name in reader.environ]
+    counts = list(filter(reader.environ.__contains__, _COUNTS))
     if counts:
         return _counted_nodes(reader, counts)
     for name in _SIZES_OF_A_NODE:

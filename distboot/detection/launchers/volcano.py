@@ -20,12 +20,9 @@ _MARKERS = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 def _claim(environ: Mapping[str, str]) -> bool:
     if has_any(environ, ("RANK", "WORLD_SIZE")):
         return True
-    pods = 0
-    for name, text in environ.items():
-        # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
-        if _COUNT.fullmatch(name):
-            pods += digits(text) or 0
-    return pods != 1
+    # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
+    counts = filter(_COUNT.fullmatch, environ)
+    return sum(digits(environ[name]) or 0 for name in counts) != 1
 
 
 def _read(reader: EnvReader) -> None:

@@ -50,9 +50,9 @@ def cpus(machine: Machine) -> Finding:
     seen = _cpus_seen(allowed, usable, ranks)
     threads = machine.environ.get("OMP_NUM_THREADS")
     # OpenMP also takes a list, one number for each level of nesting.
-    if threads is not None and not (threads.isdecimal() and threads.isascii()):
+    if not re.fullmatch("[0-9]+", machine.environ.get("OMP_NUM_THREADS", "1")):
         return unknown(f"{seen}; OMP_NUM_THREADS={short_repr(threads)}")
-    if usable < ranks and usable < allowed:
+    if usable < min(ranks, allowed):
         pod = f"containers: [{{resources: {{limits: {{cpu: {ranks * 4}}}}}}}]"
         remedy = machine.remedy(f"--cpus={ranks * 4}", pod, "ask the scheduler for more CPUs")
         return problem(f"{seen}: less than one for each rank", remedy)
@@ -70,17 +70,16 @@ def _cpus_seen(allowed: int, usable: float, ranks: int) -> str:
 
 def _threads(seen: str, threads: str | None, allowed: int, share: int | None) -> Finding:
     """Compare OMP_NUM_THREADS, which `init` and the wrapper set to `share` if it is not set."""
-    if threads is None and share is None:
-        return ok(seen)
-    if threads is None:
-        return ok(f"{seen}; each rank gets OMP_NUM_THREADS={share}")
     most = share or allowed
-    if int(threads) <= most:
-        return ok(f"{seen}; OMP_NUM_THREADS={threads}")
-    return warning(
+    too_many = (
         f"{seen}; OMP_NUM_THREADS={threads} is more than the {most} for each rank: "
-        "the threads wait for each other",
-        f"OMP_NUM_THREADS={most}, or unset it",
+        "the threads wait for each other"
+    )
+    return first_that_holds(
+        ((threads, share) == (None, None), ok(seen)),
+        (threads is None, ok(f"{seen}; each rank gets OMP_NUM_THREADS={share}")),
+        (int(threads or 0) <= most, ok(f"{seen}; OMP_NUM_THREADS={threads}")),
+        (True, warning(too_many, f"OMP_NUM_THREADS={most}, or unset it")),
     )
 
 

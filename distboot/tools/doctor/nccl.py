@@ -122,7 +122,7 @@ def _excludes_rdma(
 
 def _names_unknown_device(settings: Mapping[str, str], own: Sequence[Port]) -> list[Finding]:
     choice = settings.get("NCCL_IB_HCA", "")
-    if not choice or choice.startswith("^") or not own:
+    if choice[:1] in ("", "^") or not own:
         return []
     if any(network.nccl_matches(choice, port.device) for port in own):
         return []
