@@ -85,9 +85,8 @@ def _watch() -> None:
 
 
 def _line(group: str, count: int) -> str:
-    words = group.split()
-    name = words[0] if words else "-"
-    return f"{name} {count}"
+    first = [*group.split(), "-"][0]
+    return f"{first} {count}"
 
 
 class Movement:
