@@ -57,13 +57,12 @@ _FRAMEWORKS = (
     "mpi4py",
     "horovod",
 )
+_WRAPPERS = f"_{__name__}"  # this file, where the wrapper has had it loaded
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 
-# Asks the agent whether another rank has failed first
-is_of_another: Callable[[], bool] | None = None
-# Where events are written: file descriptor, inode; None: nothing reads them
-_pipe: tuple[int, int] | None = None
-_of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
+_NO_PIPE = (-1, 0)  # what is written there is dropped: nothing reads events
+_pipe = _NO_PIPE  # where events are written: file descriptor, inode
+_of_parent = _NO_PIPE  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 _awaited: set[str] = set()  # modules that a `_Finder` looks for
@@ -140,7 +139,7 @@ def _at_exit() -> None:
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
     """Tell the agent with which exception this process ends, once; None: it knows."""
     global _reported  # noqa: PLW0603 - a process ends once
-    if error is _reported or _pipe is None:
+    if error is _reported or _pipe == _NO_PIPE:
         return None
     found = None
     if isinstance(error, KeyboardInterrupt):
@@ -183,28 +182,27 @@ def when_imported(name: str, act: Callable[[], object]) -> None:
 
 def emit(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
-    if _pipe is not None:
+    if _pipe != _NO_PIPE:
         data = _clean(text).encode(errors="replace").replace(b"\0", b"\\0")
         _write(_pipe, kind, os.getpid(), data[:MOST])
-    elif f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
-        sys.modules[f"_{__name__}"].emit(kind, text)
+    elif _WRAPPERS in sys.modules:
+        sys.modules[_WRAPPERS].emit(kind, text)
 
 
 def emit_error(text: str) -> None:
     """Send the DistbootError with which this process ends, without an exception."""
-    if _pipe is not None:
+    if _pipe != _NO_PIPE:
         _emit_description(_of_error(text))
-    elif f"_{__name__}" in sys.modules:
-        sys.modules[f"_{__name__}"].emit_error(text)
+    elif _WRAPPERS in sys.modules:
+        sys.modules[_WRAPPERS].emit_error(text)
 
 
 def emit_error_for_parent(text: str) -> None:
     """In a fork, which is not the rank: send the DistbootError with which the process ends that has forked it."""
-    if _of_parent is not None:
-        pipe, inode = _of_parent
-        with suppress(OSError):
-            own = os.open(f"/proc/{os.getppid()}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
-            _write((own, inode), EXCEPTION, os.getppid(), _of_error(text).encode(MOST))
+    pipe, inode = _of_parent
+    with suppress(OSError):
+        own = os.open(f"/proc/{os.getppid()}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+        _write((own, inode), EXCEPTION, os.getppid(), _of_error(text).encode(MOST))
 
 
 def _of_error(text: str) -> Description:
@@ -212,8 +210,7 @@ def _of_error(text: str) -> Description:
 
 
 def _emit_description(found: Description) -> None:
-    if _pipe is not None:
-        _write(_pipe, EXCEPTION, os.getpid(), found.encode(MOST))
+    _write(_pipe, EXCEPTION, os.getpid(), found.encode(MOST))
     _write_error_file(found)
 
 
@@ -247,7 +244,7 @@ def _register_term() -> None:
 
     In C: it does not wait for Python's lock.
     """
-    if _pipe is None or term_is_held:
+    if term_is_held:
         return
     # None: a handler that is not of Python
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, None):
@@ -266,7 +263,7 @@ def _follow_term() -> None:
 
     @functools.wraps(before)
     def set_handler(number: int, handler: Any) -> Any:
-        if number != signal.SIGTERM or _pipe is None:
+        if number != signal.SIGTERM or _pipe == _NO_PIPE:
             return before(number, handler)
         global term_is_held  # noqa: PLW0603
         faulthandler.unregister(signal.SIGTERM)
@@ -299,13 +296,13 @@ def _release_term() -> None:
 def _forget() -> None:
     """A forked process, such as a worker of a data loader, is not the rank."""
     global _pipe, _of_parent  # noqa: PLW0603
-    if _pipe is not None:
+    if _pipe != _NO_PIPE:
         faulthandler.unregister(signal.SIGTERM)
         # Else it would take away the handler of the script
         if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
             faulthandler.unregister(signal.SIGURG)
         pipe, inode = _of_parent = _pipe
-        _pipe = None
+        _pipe = _NO_PIPE
         with suppress(OSError):
             _refuse_other(pipe, inode)
             quiet(pipe)
@@ -321,7 +318,7 @@ def _excepthook(
     is_end = False
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
-            is_end = _pipe is not None and is_the_end()
+            is_end = _pipe != _NO_PIPE and is_the_end()
             if is_end and _is_shown_by_agent(error, trace):
                 return
             break
@@ -333,19 +330,15 @@ def _excepthook(
 def _is_shown_by_agent(error: BaseException, trace: TracebackType | None) -> bool:
     """Report an exception that ends the script; whether its traceback is not to be printed."""
     found = _report(error, trace)
-    if isinstance(error, KeyboardInterrupt):
-        return _is_interrupt_shown(trace)
+    is_rank = "DISTBOOT_RANK" in os.environ
+    if isinstance(error, KeyboardInterrupt) and trace is not None and is_rank:
+        print_interrupted(trace)  # in one line, where an agent has started this rank
+        return True
     if found is None or not found.is_secondary:
         return False
-    return _follows_another()  # then the agent prints which rank was first
-
-
-def _is_interrupt_shown(trace: TracebackType | None) -> bool:
-    """In one line, where an agent has started this rank."""
-    if trace is None or "DISTBOOT_RANK" not in os.environ:
-        return False
-    print_interrupted(trace)
-    return True
+    with suppress(OSError):  # an agent that a user has stopped does not answer in time
+        return is_of_another()  # then the agent prints which rank was first
+    return False
 
 
 def is_the_end() -> bool:
@@ -357,7 +350,8 @@ def is_the_end() -> bool:
 
     frame: FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None:
-        if _is_of_script(frame):
+        place = (frame.f_code.co_name, frame.f_globals.get("__name__"))
+        if place == ("<module>", "__main__"):  # the outermost frame of the script
             return False
         frame = frame.f_back
     if _is_interactive():
@@ -365,24 +359,19 @@ def is_the_end() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _is_of_script(frame: FrameType) -> bool:
-    """Whether it is the outermost frame of the script."""
-    place = (frame.f_code.co_name, frame.f_globals.get("__name__"))
-    return place == ("<module>", "__main__")
-
-
 def _is_interactive() -> bool:
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return any((hasattr(sys, "ps1"), sys.flags.interactive))
 
 
-def _follows_another() -> bool:
-    """Whether this rank fails because another one has: the agent says so, or the wrapper stops us meanwhile."""
-    if is_of_another is not None:
-        with suppress(OSError):  # an agent that a user has stopped does not answer in time
-            return is_of_another()
-    elif not sys.modules.keys().isdisjoint(_FRAMEWORKS):  # else it is another program of the script
+def _wait_for_wrapper() -> bool:
+    """Where another rank has failed first, the wrapper stops this one meanwhile."""
+    if not sys.modules.keys().isdisjoint(_FRAMEWORKS):  # else it is another program of the script
         time.sleep(_EXPLAINED)
     return False
+
+
+# Whether another rank has failed first; asks the agent where that is not the wrapper
+is_of_another: Callable[[], bool] = _wait_for_wrapper
 
 
 def _watch_stderr() -> None:
@@ -401,7 +390,7 @@ def _watch_stderr() -> None:
         is_last_text = False
         if _is_by_python() and len(written) < 2 and threading.main_thread().is_alive():
             written.append(text)
-            is_last_text = text == "\n" and bool(written[0].strip())
+            is_last_text = (text, written[0].strip() == "") == ("\n", False)
         if is_last_text:
             with suppress(Exception):
                 _emit_description(describe_text(EXIT, written[0], _clean))

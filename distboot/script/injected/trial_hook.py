@@ -37,9 +37,13 @@ class _Torch:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        loader: Any = getattr(spec, "loader", None)
-        if loader is not None:
-            loader.exec_module = functools.partial(_execute_and_patch, loader.exec_module)
+        if spec is None:
+            return None
+        if spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = functools.partial(  # type: ignore[method-assign]
+                _execute_and_patch, execute
+            )
         return spec
 
 
