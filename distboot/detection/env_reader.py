@@ -138,14 +138,17 @@ class EnvReader:
 
     def integers(self, *names: str, optional: tuple[str, ...] = ()) -> None:
         """Record the integers in these variables as `NUMBERS`, in order; empty: no variable."""
-        left_out = {"", *optional} - self.environ.keys()
+        left_out = {"", *optional}.difference(self.environ)
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
             if name not in left_out:
                 self.integer(self.set_name(name), field)
 
     def set_name(self, name: str) -> str:
         """The variable, or the one that the launcher sets instead, if only that is there."""
-        return self.first(name, self._instead.get(name, name))
+        instead = self._instead.get(name)
+        if instead is None:
+            return name
+        return self.first(name, instead)
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         """The text of a variable that the launcher always sets.
@@ -163,7 +166,10 @@ class EnvReader:
 
     def first(self, *names: str) -> str:
         """The first of these variables that is set; if none is, the first of all, to be missed."""
-        return next(filter(self.environ.__contains__, names), names[0])
+        for name in names:
+            if name in self.environ:
+                return name
+        return names[0]
 
     def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
         """The result of `reader` for its text; for a ValueError None, and a problem."""

@@ -8,6 +8,7 @@ which uses a whole node, has one rank a node. Without a count the number is neve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ..base.text import digits
@@ -53,7 +54,7 @@ class NodePlatform(NamedTuple):
     read: Callable[[EnvReader], None] | None = None  # reads all of it, where that is odd
     # The same as in `Launcher`
     claim: Callable[[Mapping[str, str]], bool] | None = None
-    needed: tuple[str, ...] = ()
+    needed: AbstractSet[str] = frozenset()
     unless: tuple[str, ...] = OF_PROCESSES
     # As `Launcher.index_and_count`, if these are not the two above
     alone: tuple[str, str] | None = None

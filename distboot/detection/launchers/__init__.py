@@ -9,6 +9,7 @@ variable of its launcher is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -52,7 +53,7 @@ class Launcher(NamedTuple):
     # -- How it is recognised
     markers: tuple[str, ...] = ()  # variables any one of which claims the environment for it
     triggers: tuple[str, ...] = ()  # other variables, which may do so by `claim`
-    needed: tuple[str, ...] = ()  # it claims nothing where one of these is missing
+    needed: AbstractSet[str] = frozenset()  # it claims nothing where one of these is missing
     unless: tuple[str, ...] = ()  # nor where one of these is set: something else knows more
     # Nor where these have its index 0, or none, and its count 1: it may be any process
     index_and_count: tuple[str, str] = NEVER_ONE
@@ -135,11 +136,12 @@ class Launcher(NamedTuple):
 
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
+        names = environ.keys()
         index, count = self.index_and_count
         checks = (
-            has_any(environ, self.markers + self.triggers),
-            not has_any(environ, self.unless),
-            environ.keys() >= {*self.needed},
+            not names.isdisjoint(self.markers + self.triggers),
+            names.isdisjoint(self.unless),
+            names >= self.needed,
             (environ.get(index, "0"), environ.get(count)) != ("0", "1"),
         )
         return all(checks) and self.claim(environ)

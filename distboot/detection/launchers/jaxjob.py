@@ -25,7 +25,7 @@ JAXJOB = Launcher(
         "NUM_PROCESSES={size} PROCESS_ID={rank}"
     ),
     markers=_MARKERS,
-    needed=_MARKERS,
+    needed={*_MARKERS},
     index_and_count=("PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
     numbers=("PROCESS_ID", "NUM_PROCESSES"),

@@ -172,7 +172,7 @@ BEAKER = NodePlatform(
     address="BEAKER_LEADER_REPLICA_HOSTNAME",
     per_node=("BEAKER_ASSIGNED_GPU_COUNT",),
     job_id=("BEAKER_EXPERIMENT_ID",),
-    needed=("BEAKER_LEADER_REPLICA_HOSTNAME",),
+    needed={"BEAKER_LEADER_REPLICA_HOSTNAME"},
     sample=(
         "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 "
         "BEAKER_LEADER_REPLICA_HOSTNAME=jupiter-101.example.com "
@@ -206,7 +206,7 @@ MODELARTS = NodePlatform(
     hosts="VC_WORKER_HOSTS",
     per_node=("MA_NUM_GPUS",),
     job_id=("MA_VJ_NAME",),
-    needed=("MA_NUM_HOSTS",),
+    needed={"MA_NUM_HOSTS"},
     sample=(
         "VC_TASK_INDEX=1 MA_NUM_HOSTS=2 MA_NUM_GPUS=8 VC_WORKER_NUM=2 "
         "VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job MA_VJ_NAME=job"

@@ -16,7 +16,7 @@ PODS = NodePlatform(
     per_node=("NPROC_PER_NODE",),
     job_id=("AIHC_JOB_NAME",),
     marks=("NPROC_PER_NODE",),
-    needed=("KUBERNETES_SERVICE_HOST",),
+    needed={"KUBERNETES_SERVICE_HOST"},
     unless=("LOCAL_RANK",),
     alone=("", "NPROC_PER_NODE"),  # then these are ranks
     claim=partial(has_any, names=("RANK", "WORLD_SIZE")),
