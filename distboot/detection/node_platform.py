@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # What numbers processes itself, and is more exact than any number of a node.
 OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
-NEVER_ONE = ("", "")  # for `alone`: node 0 of 1 counts as well
 # Where the number of nodes came from, if WORLD_SIZE had to be taken for it.
 NODES_OF_WORLD_SIZE = "WORLD_SIZE, taken for the number of nodes"
 _SEVERAL = ("auto", "gpu", "cpu", "xpu")  # torchrun's words for a number of processes
@@ -52,12 +51,10 @@ class NodePlatform(NamedTuple):
     triggers: tuple[str, ...] = ()  # as in `Launcher`
     one_rank: bool = False  # whether one process uses all of a node
     read: Callable[[EnvReader], None] | None = None  # reads all of it, where that is odd
-    # The same as in `Launcher`
+    # The same as in `Launcher`; by default it claims nothing where it has one node
     claim: Callable[[Mapping[str, str]], bool] | None = None
     needed: AbstractSet[str] = frozenset()
     unless: tuple[str, ...] = OF_PROCESSES
-    # As `Launcher.index_and_count`, if these are not the two above
-    alone: tuple[str, str] | None = None
     left_over: tuple[LeftOver, ...] = ()
     owns_torch_vars: bool = False
     compared_with_signs: bool = False

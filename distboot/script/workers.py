@@ -98,7 +98,7 @@ def _signals_to_outlive() -> list[int]:
     for name in os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(","):
         names.add("SIG" + name.strip().upper().removeprefix("SIG"))
     known = signal.Signals.__members__
-    return [known[name] for name in names & known.keys()]
+    return [int(known[name]) for name in names & known.keys()]
 
 
 def _starting_shielded(start: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from .. import node_platform
 from ..left_over import LeftOver
-from ..node_platform import NEVER_ONE, NodePlatform
+from ..node_platform import NodePlatform
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +26,14 @@ def _nothing(_: object) -> None:
     pass
 
 
-def _always(_: object) -> bool:
+def always(_: object) -> bool:
+    """Claim every process that has a marker."""
     return True
+
+
+def is_several(index: str, count: str, environ: Mapping[str, str]) -> bool:
+    """Whether these variables do not have 0, or no index, and 1: that may be any process."""
+    return (environ.get(index, "0"), environ.get(count)) != ("0", "1")
 
 
 class Step(NamedTuple):
@@ -55,10 +61,8 @@ class Launcher(NamedTuple):
     triggers: tuple[str, ...] = ()  # other variables, which may do so by `claim`
     needed: AbstractSet[str] = frozenset()  # it claims nothing where one of these is missing
     unless: tuple[str, ...] = ()  # nor where one of these is set: something else knows more
-    # Nor where these have its index 0, or none, and its count 1: it may be any process
-    index_and_count: tuple[str, str] = NEVER_ONE
     # Whether it started this process, where all that does not prove it
-    claim: Callable[[Mapping[str, str]], bool] = _always
+    claim: Callable[[Mapping[str, str]], bool] = always
     needs_claim: bool = False  # whether naming it does not help where it claims nothing
     # What proves that it started this process or one around it, where nothing claims this process
     left_over: tuple[LeftOver, ...] = ()
@@ -137,12 +141,10 @@ class Launcher(NamedTuple):
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
         names = environ.keys()
-        index, count = self.index_and_count
         checks = (
             not names.isdisjoint(self.markers + self.triggers),
             names.isdisjoint(self.unless),
             names >= self.needed,
-            (environ.get(index, "0"), environ.get(count)) != ("0", "1"),
         )
         return all(checks) and self.claim(environ)
 
@@ -154,16 +156,16 @@ class Launcher(NamedTuple):
 
 def of_platform(platform: NodePlatform) -> Launcher:
     """The launcher that a platform is for the processes that it starts."""
+    several_nodes = partial(is_several, platform.index_variable, platform.count_variable)
     return Launcher(
         name=platform.name,
         title=platform.title,
         markers=platform.markers,
         triggers=platform.triggers,
         more=platform.read or partial(node_platform.read, platform),
-        claim=platform.claim or _always,
+        claim=platform.claim or several_nodes,
         needed=platform.needed,
         unless=platform.unless,
-        index_and_count=platform.alone or (platform.index_variable, platform.count_variable),
         left_over=platform.left_over,
         job_id=platform.job_id,
         source=f"documentation: {platform.page}",

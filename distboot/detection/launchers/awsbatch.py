@@ -12,8 +12,9 @@ from contextlib import suppress
 from ...base.table import first_that_holds
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from ..node_platform import NEVER_ONE, NodePlatform
+from ..node_platform import NodePlatform
 from ..parse import is_loopback, parse_address
+from . import always
 
 _NODE = "AWS_BATCH_JOB_NODE_INDEX"
 _NODES = "AWS_BATCH_JOB_NUM_NODES"
@@ -74,7 +75,7 @@ AWSBATCH = NodePlatform(
     also=(_MAIN_NODE, "AWS_BATCH_JOB_ID", "HOSTNAME"),
     read=_read,
     unless=(),
-    alone=NEVER_ONE,
+    claim=always,
     left_over=(
         LeftOver(
             _MAIN_NODE,

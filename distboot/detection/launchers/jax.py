@@ -5,8 +5,10 @@ The port is that of JAX's coordinator, which runs in process 0 once all are ther
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..env_reader import EnvReader
-from . import Launcher
+from . import Launcher, is_several
 
 _RANK = "JAX_PROCESS_ID"
 _SIZE = "JAX_NUM_PROCESSES"
@@ -29,7 +31,7 @@ JAX = Launcher(
         "JAX_COORDINATOR_ADDRESS=job-node-0-0.job:6666"
     ),
     markers=(_SIZE, _RANK),
-    index_and_count=(_RANK, _SIZE),
+    claim=partial(is_several, _RANK, _SIZE),
     numbers=(_RANK, _SIZE),
     more=_read,
     in_order=(),

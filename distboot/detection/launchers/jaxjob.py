@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..env_reader import EnvReader
 from ..parse import parse_port
-from . import Launcher
+from . import Launcher, is_several
 
 _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
 
@@ -26,7 +28,7 @@ JAXJOB = Launcher(
     ),
     markers=_MARKERS,
     needed={*_MARKERS},
-    index_and_count=("PROCESS_ID", "NUM_PROCESSES"),
+    claim=partial(is_several, "PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
     numbers=("PROCESS_ID", "NUM_PROCESSES"),
     more=_read,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ...base.errors import DistbootError
 from ...base.text import short_repr
 from ..env_reader import EnvReader, variable
-from ..node_platform import NEVER_ONE, NodePlatform
+from ..node_platform import NodePlatform
 from ..parse import parse_number, parse_port
 from . import has_any
 
@@ -108,7 +108,6 @@ KUBEFLOW = NodePlatform(
     read=_read,
     # Something has started processes in the pod, and numbered them
     unless=("LOCAL_RANK",),
-    alone=NEVER_ONE,
     claim=_claim,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",

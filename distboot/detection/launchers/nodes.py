@@ -16,7 +16,6 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader
 from ..node_platform import (
-    NEVER_ONE,
     NODES_OF_WORLD_SIZE,
     NodePlatform,
     check_world_size,
@@ -120,7 +119,6 @@ NODES = NodePlatform(
     per_node=_PER_NODE,
     also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
     unless=("RANK", "LOCAL_RANK"),
-    alone=NEVER_ONE,
     claim=_claim,
     read=_read,
     job_id=("PET_RDZV_ID",),  # of --rdzv-id

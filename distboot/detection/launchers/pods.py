@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 
 from ..node_platform import NodePlatform
 from . import has_any
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    has_several = environ["NPROC_PER_NODE"] != "1"
+    return has_several and has_any(environ, ("RANK", "WORLD_SIZE"))
+
 
 PODS = NodePlatform(
     name="pods",
@@ -18,8 +24,7 @@ PODS = NodePlatform(
     marks=("NPROC_PER_NODE",),
     needed={"KUBERNETES_SERVICE_HOST"},
     unless=("LOCAL_RANK",),
-    alone=("", "NPROC_PER_NODE"),  # then these are ranks
-    claim=partial(has_any, names=("RANK", "WORLD_SIZE")),
+    claim=_claim,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
     sample=(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ...base.text import digits
 from ..env_reader import EnvReader
-from ..node_platform import NEVER_ONE, NodePlatform
+from ..node_platform import NodePlatform
 from . import has_any
 
 _COUNT = re.compile(r"VC_.*_NUM|VC_NUM")
@@ -65,7 +65,6 @@ VOLCANO = NodePlatform(
     # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the
     # tensorflow plugin.
     unless=("LOCAL_RANK", "TF_CONFIG"),
-    alone=NEVER_ONE,
     claim=_claim,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
