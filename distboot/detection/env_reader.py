@@ -41,6 +41,7 @@ _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
     "num_nodes": parse_count,
 }
 _REQUIRED = ("rank", "world_size")
+_UNKNOWN = dict.fromkeys(FIELDS)
 _REMEDY = (
     "these variables come from the launcher; look for a script, image or shell that sets, clears "
     "or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
@@ -93,7 +94,7 @@ class EnvReader:
         self._in_order = in_order
         self._instead = instead
         self._nodes_are_hosts = nodes_are_hosts
-        self._values: dict[str, Any] = {**dict.fromkeys(FIELDS), "launcher": launcher}
+        self._values: dict[str, Any] = {**_UNKNOWN, "launcher": launcher}
         self._sources: dict[str, str] = {}
 
     # -- what has been read
