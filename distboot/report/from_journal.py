@@ -93,9 +93,7 @@ def _events_of(round_: Round) -> list[Event]:
     if membership is None or not membership.by_node:
         return round_.events
     kinds = [one.event for one in round_.events]
-    after = len(kinds)
-    if "all_joined" in kinds:
-        after = kinds.index("all_joined")
+    after = [*kinds, "all_joined"].index("all_joined")
     of_nodes = round_.events[:after]
     return [*spread(of_nodes, membership), *round_.events[after:]]
 
@@ -144,9 +142,7 @@ def _spent_before(journal: Journal) -> Spent:
     """What the time of all rounds but the last one was spent on."""
     spent = Spent()
     for each in journal.rounds[:-1]:
-        size = 0
-        if each.membership is not None:
-            size = each.membership.world_size
+        size = getattr(each.membership, "world_size", 0)
         round_ = RoundTime(_events_of(each), size)
         spent = spent.with_round(round_, each.last)
     return spent

@@ -83,11 +83,8 @@ def _seconds_by_phase(
     ranks: Mapping[int, Mapping[str, float]],
 ) -> dict[str, list[tuple[float, int]]]:
     """How long each rank took for each phase: seconds and rank."""
-    launches = []
-    for steps in ranks.values():
-        if "process_start" in steps:
-            launches.append(steps["process_start"])
-    launched = min(launches, default=None)
+    launches = (steps.get("process_start") for steps in ranks.values())
+    launched = min(filter(None, launches), default=None)
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for rank, steps in ranks.items():
         for name, (start, end) in spans(steps, launched).items():

@@ -6,6 +6,7 @@ Every container sees the devices in /sys, but may lack the device files and libr
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from ...base.table import first_that_holds
@@ -142,14 +143,14 @@ def _efa_plugin(machine: Machine) -> Finding:
     is_found = any(map(machine.has_library, names))
     if is_found:
         return ok("NCCL's plugin for EFA is here")
-    for pattern in _EFA_PLUGINS:
-        for path in machine.matching(pattern):
-            folder = path.rpartition("/")[0]
-            seen = (
-                f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: "
-                "NCCL uses TCP"
-            )
-            return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
+    path = next(chain.from_iterable(map(machine.matching, _EFA_PLUGINS)), None)
+    if path is not None:
+        folder = path.rpartition("/")[0]
+        seen = (
+            f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: "
+            "NCCL uses TCP"
+        )
+        return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
     return problem(
         "the image has no NCCL plugin for EFA (libnccl-net.so of aws-ofi-nccl), "
         "without which NCCL uses TCP",
