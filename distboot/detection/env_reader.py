@@ -18,6 +18,7 @@ from ..host import derived_port
 from .numbers import contradictions
 from .parse import (
     is_loopback,
+    json_hosts,
     parse_address,
     parse_count,
     parse_number,
@@ -334,9 +335,12 @@ class EnvReader:
         is_single = self.number("world_size") == 1
         if is_silenced or is_single:
             return
+        reader: Callable[[str], Any] = parse_address
+        if platform.lists_hosts:
+            reader = json_hosts
         last = ""
         for name in platform.addresses:
-            parts = self.given(name, platform.read)
+            parts = self.given(name, reader)
             if parts is None:
                 continue
             last = name

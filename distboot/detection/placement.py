@@ -6,11 +6,9 @@ the address of rank 0 and the job's id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-from .parse import json_hosts, parse_address
+from typing import NamedTuple
 
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
 OFF = "none"  # what a user names for a process that is alone, whatever its environment has
@@ -114,7 +112,7 @@ class Platform(NamedTuple):
     # The variables that hold rank 0's address, in the order of trust. One of loopback says that the
     # job has one node.
     addresses: tuple[str, ...] = ()
-    read: Callable[[str], Sequence[Any]] = parse_address  # what they have; the host comes first
+    lists_hosts: bool = False  # whether they are JSON lists, of which the first host is rank 0's
     # A variable that says "true" when the addresses may be those of machines that have no rank
     silenced_by: str = ""
     # The variables that hold the job's id, in the order of trust
@@ -150,7 +148,7 @@ PLATFORMS = (
         # SM_HOSTS='["algo-1","algo-2"]': mpirun starts the ranks in this order. With instance
         # groups of several kinds the first host may be in a group that has no ranks.
         addresses=("SM_HOSTS",),
-        read=json_hosts,
+        lists_hosts=True,
         silenced_by="SM_IS_HETERO",
         job_id_variables=("TRAINING_JOB_NAME",),
         source="SageMaker Training Toolkit: environment variables, mpi.py",
