@@ -5,11 +5,11 @@ Each reader takes a `Given` and returns the value. `base.settings` says which re
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .errors import DistbootError
+from .patterns import pattern
 from .text import digits, short_repr
 
 _LONGEST = 86400.0  # seconds: a day
@@ -18,10 +18,10 @@ _RANGES = {
     True: (0.0, "use 0 to 86400 seconds"),
     False: (1e-300, "use a number of seconds above 0, at most 86400"),
 }
-_ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
+_ADDRESS = pattern(r"[!-~]+:([0-9]{1,5})")
 _LARGEST_PORT = 65535
 _SHORTEST_HEARTBEAT = 2.0  # seconds
-_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_*]*")
+_NAME_PATTERN = pattern(r"[A-Za-z_][A-Za-z0-9_*]*")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 
 

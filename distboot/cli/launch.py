@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError, rendezvous_needed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Launch(NamedTuple):
     """The options of `run`, and its target."""
 
-    options: Namespace
+    options: SimpleNamespace
     target: Target
     nested: Nested | None  # a launcher that the command starts
     # The same if it is the command itself: it gets nothing that is about this process
@@ -140,7 +140,7 @@ class Launch(NamedTuple):
         return self.target.with_local_rank(environ["LOCAL_RANK"], name)
 
 
-def launch_of(options: Namespace, target: Target, environ: Mapping[str, str]) -> Launch:
+def launch_of(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> Launch:
     """The launch, with the launcher that its command starts."""
     nested = nested_launcher(target, environ)
     inner = nested

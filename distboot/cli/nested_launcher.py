@@ -18,15 +18,15 @@ from ..host import free_port
 from .target import SHELLS, Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
-_ENV = pattern(
-    r"(?:[^\0]*/)?env\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*"
-)
-_SHELL_COMMAND = pattern(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
+_ENV = pattern(r"[^\0]*\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*")
+_SHELL_COMMAND = pattern(r"\A[^\0]*\0-[a-z]*c\0([^\0]*)")
 
-_LAUNCHER_PROGRAM = pattern(
-    r"(torchrun|deepspeed|horovodrun|mpirun|mpiexec|orterun|prterun|mpirun_rsh|srun|jsrun|aprun"
-    r"|accelerate)(\.(openmpi|mpich|hydra))?"
+_LAUNCHERS = (
+    *("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "prterun"),
+    *("mpirun_rsh", "srun", "jsrun", "aprun", "accelerate"),
 )
+_VARIANTS = ("", ".openmpi", ".mpich", ".hydra")  # of Debian: mpirun.openmpi
+_LAUNCHER_PROGRAMS = {f"{name}{variant}": name for name in _LAUNCHERS for variant in _VARIANTS}
 _LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -117,9 +117,9 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     """The launcher that the wrapper's command starts, or None."""
     command = _without_env(target.words)
     script = _shell_script(command)
-    is_in_shell = script is not None
-    if script is not None:
-        own_words = re.sub(r"^\s*exec\s", "", script).split()
+    is_in_shell = script != ""
+    if is_in_shell:
+        own_words = re.split(r"\s+", re.sub(r"^\s*exec\s", "", script).strip())
         command = _without_env(own_words)
     # `python /usr/bin/torchrun` is torchrun, too
     words = target._replace(words=command).of_python or command
@@ -138,12 +138,12 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     return Nested(name, is_told_of_nodes, is_in_shell, start)
 
 
-def _shell_script(command: list[str]) -> str | None:
-    """The script of `sh -c script`."""
-    found = _SHELL_COMMAND.match("\0".join(command))
-    if found is None:
-        return None
-    return found[1]
+def _shell_script(command: list[str]) -> str:
+    """The script of `sh -c script`; empty for any other command."""
+    if os.path.basename(command[0]) not in SHELLS:
+        return ""
+    found = _SHELL_COMMAND.findall("\0".join(command))
+    return "".join(found)
 
 
 def _launcher_in(words: list[str]) -> tuple[str, list[str]]:
@@ -151,10 +151,9 @@ def _launcher_in(words: list[str]) -> tuple[str, list[str]]:
     if words[0] == "-m":
         module = "".join(words[1:2])
         return _LAUNCHER_MODULES.get(module, ""), words[2:]
-    program = _LAUNCHER_PROGRAM.fullmatch(os.path.basename(words[0]))
-    if program is None:
+    name = _LAUNCHER_PROGRAMS.get(os.path.basename(words[0]))
+    if name is None:
         return "", []
-    name = program[1]
     is_launch = words[1:2] == ["launch"]
     if name == "accelerate" and not is_launch:  # another command of accelerate
         return "", []
@@ -171,9 +170,8 @@ def _is_one_process_of_accelerate(name: str, options: str) -> bool:
 
 def _without_env(words: list[str]) -> list[str]:
     """A command without the `env NAME=VALUE …` before it."""
+    if os.path.basename(words[0]) != "env":
+        return words
     joined = "\0".join([*words, ""])
-    found = _ENV.match(joined)
-    if found is not None:
-        count = found[0].count("\0")
-        words = words[count:]
-    return words or [""]
+    *rest, _ = _ENV.sub("", joined, 1).split("\0")
+    return rest or [""]

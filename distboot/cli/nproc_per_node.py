@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..detection.node_platform import ranks_per_node
 from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
 
-_ABOVE_1 = re.compile("(?!1$)[0-9]+")
+_ABOVE_1 = pattern("(?!1$)[0-9]+")
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:

@@ -11,18 +11,16 @@ from typing import Any, NoReturn
 from ..base.errors import DistbootError
 from ..base.settings import option_help
 from ..base.text import did_you_mean, escape_control
-
-_TARGETS = ("-m", "--module", "--")  # what the options of `run` end with, or a script
-_NEXT_LINE = re.compile(r"\n(?! )")  # an indented line continues the one before
+from .option_table import entries
+from .target import begins_target
 
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options.
 
-    `options` has one option a line, `"--name VALUE  help"`, without VALUE for a switch; an indented
-    line continues the one before, and any other line is the title of a group. `more` has, by
-    option, further arguments of `add_argument`; `hints`, by an option that is none, what to do
-    instead. Every command that detects this process has `--launcher`.
+    `options` is as `option_table` describes it. `more` has, by option, further arguments of
+    `add_argument`; `hints`, by an option that is none, what to do instead. Every command that
+    detects this process has `--launcher`.
     """
 
     def __init__(
@@ -49,16 +47,14 @@ class Parser(argparse.ArgumentParser):
         add = self.add_argument
         if detects:
             options = f"{option_help('DISTBOOT_LAUNCHER')}\n{options}"
-        for entry in filter(None, _NEXT_LINE.split(options.strip())):
-            option, _, text = entry.partition("  ")
+        for names, metavar, text in entries(options):
             if not text:
-                add = self.add_argument_group(entry).add_argument
+                add = self.add_argument_group(names).add_argument
                 continue
-            name, _, metavar = option.partition(" ")
             form: dict[str, Any] = {"action": "store_true"}
             if metavar:
                 form = {"metavar": metavar}
-            add(*name.split(","), help=text, **form, **more.get(name, {}))
+            add(*names.split(","), help=text, **form, **more.get(names, {}))
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """The options of this command, and what follows: a target with its arguments."""
@@ -66,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         index = 0
         while index < len(words):
             word = words[index]
-            if not word.startswith("-") or word in _TARGETS:
+            if begins_target(word):
                 break
             option = self._with_dashes(word)
             own.append(option)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from .. import frameworks
 from ..base import settings
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.settings import option_help
 from ..base.text import did_you_mean, log_line
 from ..detection.local_rank_option import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from . import torchrun_options
 from .nested_launcher import Nested
-from .parser import Parser
-from .target import Target
+from .option_table import default_values
+from .target import Target, begins_target
 
-_OPTION_NAME = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .parser import Parser
+
+_OPTION_NAME = pattern(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 # For these the wrapper holds a port, until their script takes it
 _NEED_WRAPPER = ("horovod", "tensorflow")
@@ -31,10 +36,16 @@ def _text(is_valid: Callable[[str], object], problem: str) -> Callable[[str], st
 
     def check(text: str) -> str:
         if not is_valid(text):
+            from argparse import ArgumentTypeError  # here and below: most starts have no options
+
             raise ArgumentTypeError(problem.format(repr(text)))
         return text
 
     return check
+
+
+def _is_option_name(text: str) -> bool:
+    return _OPTION_NAME.fullmatch(text) is not None
 
 
 def _framework(text: str) -> str:
@@ -42,12 +53,15 @@ def _framework(text: str) -> str:
     name = frameworks.FILES.get(text, text)
     names = tuple(dict.fromkeys(frameworks.FILES.values()))
     if name not in names:
+        from argparse import ArgumentTypeError
+
         meant = did_you_mean(text, names)
         listed = ", ".join(names)
         raise ArgumentTypeError(f"{text!r} is not a valid framework: {meant}they are {listed}")
     return name
 
 
+_DETECTS = option_help("DISTBOOT_LAUNCHER")  # the parser adds it, as to all commands that detect
 _OPTIONS = (
     # Most used first
     option_help("DISTBOOT_NPROC_PER_NODE"),
@@ -82,9 +96,7 @@ _MORE: dict[str, dict[str, Any]] = {
     **torchrun_options.MORE,
     "--framework": {"type": _framework, "default": "torch"},
     "--pass-local-rank": {
-        "type": _text(
-            _OPTION_NAME.fullmatch, "{} is not a valid name of an option, as --local_rank is"
-        ),
+        "type": _text(_is_option_name, "{} is not a valid name of an option, as --local_rank is"),
         "nargs": "?",
         "const": LOCAL_RANK,
     },
@@ -102,6 +114,8 @@ _NOT_WITH_EXEC = ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", 
 
 def run_parser() -> Parser:
     """The parser of the options of `run`."""
+    from .parser import Parser
+
     return Parser(
         "run",
         _DESCRIPTION,
@@ -112,17 +126,16 @@ def run_parser() -> Parser:
     )
 
 
-def parse(words: list[str]) -> tuple[Namespace, list[str]]:
+def parse(words: list[str]) -> tuple[SimpleNamespace, list[str]]:
     """The options of `run`, and the target with its arguments."""
-    parser = run_parser()
-    own, target = parser.split(words)
+    has_no_options = bool(words) and begins_target(words[0])
+    if has_no_options:
+        options = _defaults()
+        target = list(words)
+    else:
+        options, target = _parsed(words)
     if target[:1] == ["--module"]:
         target[0] = "-m"
-    # In the environment, for the command too; at once, for errors in the other options
-    log_format = _value_of("--log-format", own)
-    if log_format == "json":
-        os.environ["DISTBOOT_LOG_FORMAT"] = log_format
-    options = parser.parse_args(own)
     if options.share_env is not None:
         settings.value_of("DISTBOOT_SHARE_ENV", os.environ, options.share_env)
         os.environ["DISTBOOT_SHARE_ENV"] = options.share_env
@@ -134,12 +147,29 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     )
     os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
     if not target:
-        parser.error("no script, module or command to run")
+        run_parser().error("no script, module or command to run")
     torchrun_options.apply(options, os.environ)
     target = torchrun_options.without_separator(options, target)
     if options.exec:
-        _refuse_with_exec(parser, options)
+        _refuse_with_exec(options)
     return options, target
+
+
+def _defaults() -> SimpleNamespace:
+    """The options where none is given, without argparse."""
+    values = default_values("\n".join((_DETECTS, *_OPTIONS)), _MORE)
+    return SimpleNamespace(**values)
+
+
+def _parsed(words: list[str]) -> tuple[SimpleNamespace, list[str]]:
+    """The options that are given, and what follows them."""
+    parser = run_parser()
+    own, target = parser.split(words)
+    # In the environment, for the command too; at once, for errors in the other options
+    log_format = _value_of("--log-format", own)
+    if log_format == "json":
+        os.environ["DISTBOOT_LOG_FORMAT"] = log_format
+    return parser.parse_args(own, SimpleNamespace()), target
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
@@ -156,7 +186,8 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
     return found
 
 
-def _refuse_with_exec(parser: Parser, options: Namespace) -> None:
+def _refuse_with_exec(options: SimpleNamespace) -> None:
+    parser = run_parser()
     if options.framework in _NEED_WRAPPER:
         holds = f"--framework {options.framework}, for which the wrapper holds a port,"
         parser.error(f"{holds} {_WITH_EXEC}")
@@ -165,7 +196,7 @@ def _refuse_with_exec(parser: Parser, options: Namespace) -> None:
             parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
 
 
-def complete(options: Namespace, environ: Mapping[str, str]) -> None:
+def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
     """Add what the environment sets and no option does; refuse what is invalid or impossible."""
     settings.refuse_invalid(environ, _overridden(options))
     options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
@@ -175,7 +206,7 @@ def complete(options: Namespace, environ: Mapping[str, str]) -> None:
     options.restarts = _restarts_of(options, environ)
 
 
-def _overridden(options: Namespace) -> list[str]:
+def _overridden(options: SimpleNamespace) -> list[str]:
     """The variables whose options were given."""
     found = []
     for setting in settings.SETTINGS:
@@ -185,7 +216,7 @@ def _overridden(options: Namespace) -> list[str]:
     return found
 
 
-def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:
+def _restarts_of(options: SimpleNamespace, environ: Mapping[str, str]) -> settings.RestartSettings:
     """How often and when the command is started again."""
     found = settings.restart_settings(
         environ, options.max_restarts, options.restart_delay, options.restart_window
@@ -220,7 +251,7 @@ def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.Res
 
 
 def check_local_rank(
-    options: Namespace, target: Target, nested: Nested | None, placement: Placement
+    options: SimpleNamespace, target: Target, nested: Nested | None, placement: Placement
 ) -> None:
     """Refuse to pass the local rank to a launcher; log an argument for it that is empty."""
     if options.pass_local_rank:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from argparse import Namespace
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
@@ -70,7 +70,7 @@ def misplaced_options(target: Target) -> list[str]:
     return found
 
 
-def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
+def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:
     """Fit the options of DeepSpeed and TensorFlow to the text of the script."""
     if options.framework == "deepspeed":
         _pass_local_rank(options, target.text)
@@ -78,7 +78,7 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
         _refuse_workers_only(target.text)
 
 
-def _pass_local_rank(options: Namespace, text: str) -> None:
+def _pass_local_rank(options: SimpleNamespace, text: str) -> None:
     """Pass the local rank to a script for DeepSpeed that has an option for it.
 
     The default of the option may be 0, and deepspeed.initialize compares it with LOCAL_RANK (0.19,

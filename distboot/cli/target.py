@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import sys
@@ -21,8 +22,9 @@ _PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
 _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 # Flags before an `m`: -m, or -Im, or -mdistboot; the others take a value, which may have an m
 _MODULE_OPTION = pattern(r"-(?![-WXc])([^m]*)m")
-_PYTHON = pattern(r"python[0-9.]*")
+_VERSION = "0123456789."  # characters after `python` in the name of its program
 SHELLS = ("sh", "bash", "dash", "zsh")
+_BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
 _LONGEST = 1 << 20  # bytes of a script that are read
 
 
@@ -81,9 +83,8 @@ class Target(NamedTuple):
         """The option that keeps Python from running distboot's `sitecustomize`: `"-I"`, or empty."""
         if not self._is_python:
             return ""
-        for word in self.words[1:]:
-            if not word.startswith("-"):
-                break
+        options = itertools.takewhile(lambda word: word.startswith("-"), self.words[1:])
+        for word in options:
             flag = _HIDING_FLAG.match(word)
             if flag is not None:
                 return f"-{flag[1]}"
@@ -94,7 +95,7 @@ class Target(NamedTuple):
         program = self.words[0]
         if program == sys.executable:
             return True
-        return _PYTHON.fullmatch(os.path.basename(program)) is not None
+        return os.path.basename(program).rstrip(_VERSION) == "python"
 
     @property
     def text(self) -> str:
@@ -125,6 +126,11 @@ def _python_option(word: str) -> tuple[str, str]:
     if found is None:
         return "", ""
     return found[1], found[2]
+
+
+def begins_target(word: str) -> bool:
+    """Whether a word is not an option, but begins what the wrapper runs."""
+    return word in _BEGINNINGS or not word.startswith("-")
 
 
 def target_of(given: list[str]) -> Target:
@@ -207,7 +213,7 @@ def _interpreter_options() -> list[str]:
     """The options of this Python: `python -u -m distboot train.py` runs `python -u train.py`."""
     spec = sys.modules["__main__"].__spec__
     # The console script: its Python has no options of its own.
-    if spec is None or spec.name != "distboot.__main__":
+    if getattr(spec, "name", None) != "distboot.__main__":
         return []
     options: list[str] = []
     for word in sys.orig_argv[1:]:

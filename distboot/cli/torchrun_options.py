@@ -18,8 +18,8 @@ mpirun, an operator. Facts about torchrun are from the `torch.distributed.run` o
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, MutableMapping
+from types import SimpleNamespace
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
@@ -92,6 +92,8 @@ def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
         try:
             parse(text)
         except ValueError as error:
+            from argparse import ArgumentTypeError  # here, as most starts have no options
+
             raise ArgumentTypeError(f"{short_repr(text)} {error}") from None
         return text
 
@@ -113,13 +115,13 @@ _PORT = "29500"  # torchrun's, where none is given
 _NODES = "nodes"  # the launcher that reads these variables
 
 
-def has_any(options: Namespace) -> bool:
+def has_any(options: SimpleNamespace) -> bool:
     """Whether one of the options is there that only torchrun has."""
     values = [getattr(options, name) for name in _NAMES]
     return any(values)
 
 
-def without_separator(options: Namespace, target: list[str]) -> list[str]:
+def without_separator(options: SimpleNamespace, target: list[str]) -> list[str]:
     """The target without the first `--` after its script or module, which torchrun drops, too."""
     if options.no_python and target[0] != "--":
         return ["--", *target]
@@ -133,7 +135,7 @@ def without_separator(options: Namespace, target: list[str]) -> list[str]:
     return [*words, *rest]
 
 
-def apply(options: Namespace, environ: MutableMapping[str, str]) -> None:
+def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
     """Let the options count: as variables, and as options of this package.
 
     Raises `usage`: they contradict each other, or ask for what is not there.
@@ -168,7 +170,7 @@ def apply(options: Namespace, environ: MutableMapping[str, str]) -> None:
             environ[name] = value
 
 
-def refuse_different(options: Namespace, placement: Placement) -> None:
+def refuse_different(options: SimpleNamespace, placement: Placement) -> None:
     """Refuse a number of nodes that is not the one of what has numbered them."""
     wanted = _count(options)
     if wanted in (None, placement.world_size):
@@ -182,7 +184,7 @@ def refuse_different(options: Namespace, placement: Placement) -> None:
     )
 
 
-def refuse_unnumbered(options: Namespace, error: DistbootError) -> None:
+def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
     """Explain an error of detection where the nodes were counted, and not numbered."""
     wanted = _count(options)
     if wanted not in (None, 1) and error.code == "not-alone":
@@ -199,7 +201,7 @@ def _unnumbered(nodes: int | None) -> DistbootError:
 
 
 def _numbers(
-    options: Namespace, nnodes: int, environ: MutableMapping[str, str]
+    options: SimpleNamespace, nnodes: int, environ: MutableMapping[str, str]
 ) -> dict[str, str | None]:
     """The variables that number the nodes; empty where something else numbers them."""
     node = options.node_rank
@@ -228,7 +230,7 @@ def _numbers(
     return {"NODE_RANK": node, **count}
 
 
-def _count(options: Namespace) -> int | None:
+def _count(options: SimpleNamespace) -> int | None:
     """The number of nodes; None: it was not given."""
     if options.standalone:
         return _one_node(options.nnodes)

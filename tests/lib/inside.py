@@ -14,6 +14,7 @@ from distboot.base.errors import CODES
 from distboot.base.process import Process, ends_at, proc_stat
 from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
+from distboot.cli.run_options import parse, run_parser
 from distboot.cli.target import Target
 from distboot.detection import signs, surroundings
 from distboot.detection.detect import refuse_unless_rank
@@ -93,11 +94,13 @@ __all__ = [
     "nested_launcher",
     "node_platforms",
     "of_all",
+    "parse",
     "preload",
     "proc_stat",
     "ranks_per_node",
     "refuse_idle_accelerators",
     "refuse_unless_rank",
+    "run_parser",
     "sample_of",
     "shared",
     "shared_cpus",

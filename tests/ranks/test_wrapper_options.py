@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from inside import Target, nested_launcher
+from inside import Target, nested_launcher, parse, run_parser
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 from ranks import WRAPPER, RunRanks
 
@@ -49,6 +49,12 @@ def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> 
     done = distboot("run", "--pass-local-rank", script, env={**job, "DISTBOOT_RENDEZVOUS": "0"})
     assert (done.returncode, done.stdout) == (78, "")
     assert "error[rendezvous-needed]: rank 1 on " in done.stderr
+
+
+def test_options_are_the_same_without_argparse() -> None:
+    by_argparse = run_parser().parse_args([])
+    options, _ = parse(["say.py"])
+    assert vars(options) == vars(by_argparse)
 
 
 @needs_torch
