@@ -44,6 +44,7 @@ from .protocol import (
 
 # The rank at the other end, its socket, and what authenticates its messages
 DetachedConnection = tuple[int, socket.socket, Channel]
+_UNAUTHENTICATED = Channel()
 _OWN_FILES = 64  # that the process has open for itself
 # Open for each rank that it starts: pipes, the log file, the connection of the script
 _FILES_OF_A_RANK = 10
@@ -89,22 +90,20 @@ def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: fl
     That takes at most `limit` seconds. A peer that has disconnected, or does not read in time, is
     left out: its next read fails.
     """
-    unsent: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
     # It needs no file of its own: there may be none left
     with selectors.PollSelector() as selector:
-        for connection in outgoing:
-            selector.register(connection, selectors.EVENT_WRITE)
+        for connection, signed in outgoing.items():
+            # One by one: thousands of copies of a membership would fill the memory.
+            rest = _send_part(connection, memoryview(signed()))
+            if rest:
+                selector.register(connection, selectors.EVENT_WRITE, rest)
         while selector.get_map() and time.monotonic() < end:
             for key, _ in selector.select(_LONGEST_WAIT):
                 ready: socket.socket = key.fileobj  # type: ignore[assignment]
-                data = unsent.pop(ready, None)
-                if data is None:
-                    # Only now: thousands of copies of a membership would fill the memory.
-                    data = memoryview(outgoing[ready]())
-                data = _send_part(ready, data)
-                if data:
-                    unsent[ready] = data
+                rest = _send_part(ready, key.data)
+                if rest:
+                    selector.modify(ready, selectors.EVENT_WRITE, rest)
                 else:
                     selector.unregister(ready)
 
@@ -128,8 +127,8 @@ class Connection:
     born: float = field(default_factory=time.monotonic)
     frames: Frames = field(default_factory=Frames)
     challenge: str = field(default_factory=random_nonce)
-    # From its hello on with what authenticates it
-    channel: Channel = field(default_factory=Channel)
+    # From its hello on one of its own, with what authenticates it
+    channel: Channel = _UNAUTHENTICATED
     welcomed: float = 0.0  # seconds since the epoch, when its hello was answered; 0.0: it was not
     rank: int | None = None  # once it has reported
 
@@ -179,9 +178,8 @@ class ConnectionPool:
                 peer = self._peers[file]
                 self._read(peer)
         # Last: a connection with something to read is not to make room for a new one
-        for listener in self._listeners:
-            if listener in ready:
-                self._accept(listener)
+        for listener in set(self._listeners).intersection(ready):
+            self._accept(listener)
 
     def _refuse_overdue(self, now: float) -> None:
         if now < self._checked + _CHECK_INTERVAL:

@@ -38,7 +38,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -170,13 +170,20 @@ def several(
 
 
 def shared(check: Check) -> Check:
-    """Accept what `check` does; equal values are one object, as those of 10,000 ranks often are."""
+    """Accept what `check` does. Equal values are checked once and are one object: those of 10,000
+    ranks often are equal.
+    """
+    known: dict[str, Any] = {}
 
-    @lru_cache(_MOST_SHARED)
-    def first_of_equal(value: Any) -> Any:
-        return value
+    def check_once(value: Any) -> Any:
+        written = repr(value)  # equal only for values of equal types
+        if written not in known:
+            if len(known) == _MOST_SHARED:
+                known.clear()
+            known[written] = check(value)
+        return known[written]
 
-    return both(check, first_of_equal)
+    return check_once
 
 
 def table(most: int, check: Check) -> Check:
@@ -241,7 +248,7 @@ def encode(content: object) -> bytes:
     if content is None:
         return b""
     named = {"kind": type(content).__name__, **_fields_of(content)}
-    return json.dumps(named, default=_fields_of, separators=(",", ":")).encode()
+    return _JSON.encode(named).encode()
 
 
 def _fields_of(content: Any) -> dict[str, object]:
@@ -249,6 +256,9 @@ def _fields_of(content: Any) -> dict[str, object]:
     for name in content.__slots__:
         found[name] = getattr(content, name)
     return found
+
+
+_JSON = json.JSONEncoder(default=_fields_of, separators=(",", ":"))
 
 
 def decode(body: bytes, *kinds: type) -> Any:
@@ -262,7 +272,7 @@ def decode(body: bytes, *kinds: type) -> Any:
     kind = _kind_of(content, kinds)
     try:
         return _build(kind, content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what, *where = error.args
         why = what
         if where:
@@ -407,8 +417,12 @@ class Channel:
         if has_mac is not bool(self.secret):
             problem = _SECRET_PROBLEMS[has_mac]
             raise ProtocolError(problem.format(self.us))
-        digest = hashlib.sha256(frame.body).digest()
-        mac = self.mac(digest, frame.rank, self.counts.received, theirs=True)
+        mac = self.mac(
+            lambda: _digest_of(frame.body),
+            frame.rank,
+            self.counts.received,
+            theirs=True,
+        )
         if not hmac.compare_digest(frame.mac, mac):
             if self.counts.received:
                 raise ProtocolError(_ALTERED)
@@ -419,7 +433,7 @@ class Channel:
 
     def mac(
         self,
-        digest: bytes,
+        digest: Callable[[], bytes],  # of the body; not needed without a secret
         rank: int,
         number: int,  # of the frame
         *,
@@ -431,7 +445,7 @@ class Channel:
         # Else a frame of this side could be sent back to it
         is_of_rank_0 = (self.us == "rank 0") is not theirs
         about = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/"
-        signed = about.encode() + number.to_bytes(8, "big") + digest
+        signed = about.encode() + number.to_bytes(8, "big") + digest()
         return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
 
 
@@ -448,7 +462,6 @@ class Broadcast:
             compressed = _COMPRESSED
         self._length = compressed | len(body)
         self._body = body
-        self._digest = hashlib.sha256(body).digest()
 
     @property
     def size(self) -> int:
@@ -457,9 +470,17 @@ class Broadcast:
 
     def sign(self, channel: Channel, rank: int = 0) -> bytes:
         """The next frame for one of these connections."""
-        mac = channel.mac(self._digest, rank, channel.counts.sent)
+        mac = channel.mac(lambda: self._digest, rank, channel.counts.sent)
         channel.counts.sent += 1
         return _HEADER.pack(self._length, channel.round, rank, mac) + self._body
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return _digest_of(self._body)
+
+
+def _digest_of(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
 
 
 HEARTBEAT = Broadcast(None)
