@@ -60,6 +60,7 @@ def section(effort: Effort) -> Section:
     limits = [
         promise("`import distboot` over bare Python", imported, 5e-3, "≤ 5 ms", unit="ms", digits=1, more=True),
         promise("wrapper around `python -c pass`, over it", wrapper, 40e-3, "≤ 40 ms", unit="ms", digits=1, more=True),
+        _ratio(launchers),
         _doctor(effort),
         _memory(),
     ]  # fmt: skip
@@ -82,6 +83,16 @@ def _launchers(effort: Effort) -> dict[str, Series]:
     ]
     slow = [Contender(name, partial(seconds_of, [*words, *_PASS])) for name, words in _SLOW.items()]
     return interleaved([*fast, *slow], effort.rounds(5))
+
+
+def _ratio(launchers: dict[str, Series]) -> Limit:
+    """The wrapper's time in those of what it runs; two interpreters are 2 of them."""
+    what = "wrapper around `python -c pass`, in times of it"
+    bare, ours = launchers[_BARE], launchers[_OURS]
+    if not bare.values or not ours.values:
+        return Limit(what, "not measured", "≤ 3.5 ×", None)
+    ratio = ours.median / bare.median
+    return Limit(what, f"{ratio:.2f} ×", "≤ 3.5 ×", ratio <= 3.5)
 
 
 def _launcher_table(found: dict[str, Series]) -> Table:

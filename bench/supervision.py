@@ -27,12 +27,14 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 from measure import Contender, Effort, UnmeasuredError, clean_environ, interleaved  # noqa: E402
-from page import Section, Table, promise  # noqa: E402
+from page import Limit, Section, Table, promise  # noqa: E402
+from simulate_real import real  # noqa: E402
 from supervised import Job, job  # noqa: E402 - shared with the tests
 
 from distboot.host import free_port  # noqa: E402
 
 BOUND = 15  # seconds, the default
+_MOST_AGENTS = 10_000
 SLEEPS = """
 ready()
 while not Path("end").exists():
@@ -88,7 +90,46 @@ def section(effort: Effort) -> Section:
         )
     head = ("process beside a rank, of 4", "of a core", "wake-ups a second")
     meaning = "This is what failure detection takes from a training job, in a process of its own beside each rank."
+    limits += [*_at_scale(), _memory()]
     return Section([Table("Failure detection while nothing happens", head, rows, meaning)], limits)
+
+
+def _at_scale() -> list[Limit]:
+    """Rank 0's agent with 10,000 others, which are sockets of one other process."""
+    found = real(_MOST_AGENTS)
+    of_a_core = 100 * found.beat / BOUND
+    others = f"{_MOST_AGENTS:,} agents (simulated, real sockets)"
+    return [
+        Limit(
+            f"a death is told to {others}",
+            f"{found.told:.2f} s",
+            "≤ 0.3 s",
+            found.told <= 0.3,
+        ),
+        Limit(
+            f"rank 0's agent with {others}, while nothing happens",
+            f"{of_a_core:.2f} % of a core",
+            "≤ 1 %",
+            of_a_core <= 1,
+        ),
+    ]
+
+
+def _memory() -> Limit:
+    """Resident memory of the agent beside a script that calls `init`; the most of two ranks."""
+    with started(SLEEPS, 2, init=True) as running:
+        kib = max(_resident(_guard_of(pid)) for pid in running.all_ready())
+        running.touch("end")
+        running.codes(60)
+    megabytes = kib * 1024 / 1e6
+    what = "the agent's resident memory, a rank of `init`"
+    return Limit(what, f"{megabytes:.1f} MB", "≤ 13 MB", megabytes <= 13)
+
+
+def _resident(pid: int) -> int:
+    """Kilobytes of 1,024 bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("\nVmRSS:")[2].split()[0])
 
 
 def death(ranks: int, *, init: bool) -> float:
