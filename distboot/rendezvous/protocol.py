@@ -30,8 +30,6 @@ its connection, and has no effect on others.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 import os
@@ -56,7 +54,11 @@ _SECRET_PROBLEMS = {
     False: "has no DISTBOOT_SECRET",
     True: "has a DISTBOOT_SECRET, and {} has none",
 }
-_ALTERED = "sends a message that was changed, repeated or reordered on its way"
+# By whether a frame before it on the connection was authentic
+_FORGED = {
+    False: "has another DISTBOOT_SECRET",
+    True: "sends a message that was changed, repeated or reordered on its way",
+}
 _LARGEST = 1 << 32  # of any number
 _MOST_SHARED = 1000  # values of one field
 _HEARTBEAT = type(None)  # the kind of an empty body
@@ -294,10 +296,8 @@ def _kind_of(content: Any, kinds: tuple[type, ...]) -> type:
 
 @cache
 def _by_name(kinds: tuple[type, ...]) -> dict[str, type]:
-    found = {}
-    for kind in kinds:
-        if kind is not _HEARTBEAT:  # whose body is empty
-            found[kind.__name__] = kind
+    found = {kind.__name__: kind for kind in kinds}
+    found.pop(_HEARTBEAT.__name__, None)  # whose body is empty
     return found
 
 
@@ -417,19 +417,19 @@ class Channel:
         if has_mac is not bool(self.secret):
             problem = _SECRET_PROBLEMS[has_mac]
             raise ProtocolError(problem.format(self.us))
-        mac = self.mac(
-            lambda: _digest_of(frame.body),
-            frame.rank,
-            self.counts.received,
-            theirs=True,
-        )
-        if not hmac.compare_digest(frame.mac, mac):
-            if self.counts.received:
-                raise ProtocolError(_ALTERED)
-            raise ProtocolError("has another DISTBOOT_SECRET")
+        if has_mac:
+            self._authenticate(frame)
         self.counts.received += 1
         body = frames.inflated(frame)
         return decode(body, *kinds)
+
+    def _authenticate(self, frame: Frame) -> None:
+        from .authentication import are_equal, digest_of  # here and below, as few jobs have secrets
+
+        received = self.counts.received
+        mac = self.mac(lambda: digest_of(frame.body), frame.rank, received, theirs=True)
+        if not are_equal(frame.mac, mac):
+            raise ProtocolError(_FORGED[received > 0])
 
     def mac(
         self,
@@ -442,11 +442,13 @@ class Channel:
         """The MAC of a body with this digest, as this side computes it, or, `theirs`, the peer."""
         if not self.secret:
             return _UNPROVED
+        from .authentication import mac_of
+
         # Else a frame of this side could be sent back to it
         is_of_rank_0 = (self.us == "rank 0") is not theirs
         about = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/"
         signed = about.encode() + number.to_bytes(8, "big") + digest()
-        return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
+        return mac_of(self.secret, signed)
 
 
 class Broadcast:
@@ -476,11 +478,9 @@ class Broadcast:
 
     @cached_property
     def _digest(self) -> bytes:
-        return _digest_of(self._body)
+        from .authentication import digest_of
 
-
-def _digest_of(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()
+        return digest_of(self._body)
 
 
 HEARTBEAT = Broadcast(None)
