@@ -106,7 +106,7 @@ def _options(command: str) -> Iterator[str]:
         patch.object(argparse.ArgumentParser, "parse_args", caught),
         pytest.raises(_Caught) as found,
     ):
-        getattr(import_module(known.module, "distboot.cli"), known.function)(["train.py"])
+        getattr(import_module(known.module, "distboot.cli"), known.function)(["--help"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
         said = "".join(

@@ -382,7 +382,7 @@ def other() -> Iterator[OtherAgent]:
 WELL = Exited(ExitStatus(code=0, when=1.0))
 
 
-def test_end_is_reported_over_a_connection_not_answered_yet(
+def test_end_is_reported_before_rank_0_answers(
     other: OtherAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other.be_cut_off(monkeypatch)
