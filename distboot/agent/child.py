@@ -5,20 +5,32 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from typing import NamedTuple
 
 from .. import script
 from ..base.commands import bind, command_error, limit_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from .supervisor import Command
+    from .logs import Logs
 
 _HOOKS = os.path.join(os.path.dirname(script.__file__), "injected")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+class Command(NamedTuple):
+    """What becomes a child."""
+
+    words: Sequence[str]  # program and arguments
+    environ: Mapping[str, str]
+    rank: int = 0
+    file: int | None = None  # a descriptor for it, under the same number
+    logs: Logs | None = None  # read its output; None: it goes to this process's stdout and stderr
+    cpus: Collection[int] = ()  # to which it is bound; empty: as this process is
 
 
 def start(

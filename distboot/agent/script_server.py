@@ -9,11 +9,10 @@ number, and in the time for which it can keep the agent from other work.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import socket
 import struct
+import zlib
 from array import array
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -54,6 +53,10 @@ from .link_messages import (
 )
 from .loop import EventLoop
 from .shell import Shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .tokens import Tokens
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
@@ -105,7 +108,7 @@ class ScriptServer:
         self._sessions: list[_Session] = []
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
-        self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
+        self._tokens: Tokens | None = None  # of scripts that this agent has not connected itself
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> None:
         """Handle the messages that arrive at this socket; None: it has to show a token first."""
@@ -140,7 +143,11 @@ class ScriptServer:
         """The value of DISTBOOT_AGENT for the script of a rank; empty before `open`."""
         if not self._name:
             return ""
-        return f"{self._name}:{self._tokens[rank]}"
+        if self._tokens is None:
+            from .tokens import Tokens  # here, as a sidecar needs none
+
+            self._tokens = Tokens()
+        return f"{self._name}:{self._tokens.of(rank)}"
 
     def close(self) -> None:
         """A script that waits for an answer finds its connection closed."""
@@ -225,7 +232,9 @@ class ScriptServer:
             log.add("allreduce", None, ranks=log[0].details["world_size"], **asdict(message))
 
     def _attach(self, session: _Session, message: Attach) -> None:
-        rank = self._rank_of(message.token)
+        rank = None
+        if self._tokens is not None:
+            rank = self._tokens.rank_of(message.token)
         if rank is None:
             raise ProtocolError("is not the script of a rank of this agent")
         own = [each for each in self._sessions if each.rank == rank]
@@ -234,13 +243,6 @@ class ScriptServer:
         session.rank = rank
         session.frames.most = FROM_SCRIPTS
         session.send(self._result)
-
-    def _rank_of(self, token: str) -> int | None:
-        given = token.encode(errors="replace")
-        for rank, own in self._tokens.items():
-            if hmac.compare_digest(given, own.encode()):
-                return rank
-        return None
 
     def _ask_stacks(
         self,
@@ -324,4 +326,5 @@ class ScriptServer:
 
 def job_mark(job: str, port: int) -> str:
     """What tells a job from others on this host, in the names of its sockets."""
-    return hashlib.sha256(f"{job}:{port}".encode()).hexdigest()[:8]
+    checksum = zlib.crc32(f"{job}:{port}".encode())
+    return f"{checksum:08x}"

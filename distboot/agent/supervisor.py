@@ -33,13 +33,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from ..base.errors import DistbootError
 from . import child
+from .child import Command
 from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal, stop_ignoring
 
 # Type checkers take the name for typing's, whose import would slow every start
@@ -47,17 +47,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .in_wrapper import WrapperAgent
     from .logs import Logs
-
-
-class Command(NamedTuple):
-    """What becomes a child."""
-
-    words: Sequence[str]  # program and arguments
-    environ: Mapping[str, str]
-    rank: int = 0
-    file: int | None = None  # a descriptor for it, under the same number
-    logs: Logs | None = None  # read its output; None: it goes to this process's stdout and stderr
-    cpus: Collection[int] = ()  # to which it is bound; empty: as this process is
 
 
 _GROUP_POLL = 0.02  # seconds

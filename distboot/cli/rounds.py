@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import frameworks
 from ..agent import supervisor
+from ..agent.child import Command
 from ..base.commands import become
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.internal_variables import RANK
@@ -183,7 +184,7 @@ class Rounds(NamedTuple):
         environs: Sequence[Mapping[str, str]],
         bound: Mapping[int, Cpus],
         logs: Logs | None,
-    ) -> list[supervisor.Command]:
+    ) -> list[Command]:
         commands = []
         for rank, environ in zip(watch.ranks, environs, strict=True):
             if self.ranks:
@@ -191,7 +192,7 @@ class Rounds(NamedTuple):
             if logs is not None:
                 watch.pass_through(rank, logs.has_passed_on)
             environ_of_rank = watch.environ(rank, environ)
-            command = supervisor.Command(
+            command = Command(
                 self.launch.words(environ_of_rank),
                 environ_of_rank,
                 rank,

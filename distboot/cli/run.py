@@ -7,6 +7,7 @@ import signal
 
 from .. import frameworks
 from ..agent import supervisor
+from ..agent.child import Command
 from ..base.commands import become
 from ..base.errors import DistbootError, rendezvous_needed, with_rank
 from ..base.settings import rendezvous_setting, supervision_settings, warn_of_unknown
@@ -119,7 +120,7 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
     environ = export.merged(exports, os.environ)
     if options.exec:
         become(launch.words(environ), environ, cpus=bound)
-    command = supervisor.Command(launch.words(environ), environ, logs=logs, cpus=bound)
+    command = Command(launch.words(environ), environ, logs=logs, cpus=bound)
     programs = LAUNCHERS[placement.launcher].programs
     if programs:
         from ..agent.launcher_process import end_if_left  # here, as most that are alone have none

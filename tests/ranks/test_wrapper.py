@@ -156,13 +156,13 @@ def test_child_that_ends_during_lookup_is_noticed(run: Run) -> None:
     """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
     script = """
 import os, time
-from distboot.agent import supervisor
+from distboot.agent import child, supervisor
 from distboot.host import network
 network._ask = lambda host, port: time.sleep(60)
 for _ in range(3):
     try: network.look_up("slow", 1, 0.01)
     except TimeoutError: pass
-for _ in range(200): assert supervisor.run([supervisor.Command(["/bin/true"], {})], grace=30) == 0
+for _ in range(200): assert supervisor.run([child.Command(["/bin/true"], {})], grace=30) == 0
 print("all", flush=True)
 os._exit(0)
 """
