@@ -89,7 +89,9 @@ class Questions(Generic[Asked]):
         self._files = ExitStack()  # all probes
 
     def ask(self, connection: Asked, now: float) -> None:
-        """Ask the host of a peer."""
+        """Ask the host of a peer, unless it is being asked."""
+        if connection in self._probes:
+            return
         probe = Probe(connection.socket, now + _HOST_ANSWERS)
         self._probes[connection] = self._files.enter_context(closing(probe))
 

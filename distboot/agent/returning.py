@@ -28,20 +28,22 @@ class NewConnection(NamedTuple):
 class Returning:
     """All attempts of one agent."""
 
+    woken: socket.socket  # readable when an attempt is over
+    _wake: socket.socket
+
     def __init__(self) -> None:
         self.is_possible = False  # whether rank 0's agent takes this one back
         self.process = ""  # what tells this process from any other one
         self._plan: JoinPlan | None = None  # with the place where it does
-        # Readable when an attempt is over
-        self.woken, self._wake = socket.socketpair()
-        self.woken.setblocking(False)
-        self._wake.setblocking(False)
         self._is_running = False
         self._outcomes: list[NewConnection | NoAnswerError] = []
         self.due = inf  # when the next attempt begins
 
     def aim(self, plan: JoinPlan, host: str, port: int) -> None:
-        """At `host` and `port` rank 0's agent takes this one back."""
+        """At `host` and `port` rank 0's agent takes this one back; `OSError`: no file is left."""
+        self.woken, self._wake = socket.socketpair()
+        self.woken.setblocking(False)
+        self._wake.setblocking(False)
         self.is_possible = True
         self.process = plan.own.process
         self._plan = replace(
@@ -82,8 +84,9 @@ class Returning:
         return self.due
 
     def close(self) -> None:
-        self.woken.close()
-        self._wake.close()
+        if self.is_possible:
+            self.woken.close()
+            self._wake.close()
         for outcome in self._outcomes:
             if isinstance(outcome, NewConnection):
                 outcome.socket.close()

@@ -259,9 +259,12 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
+_IPV4 = frozenset("0123456789.")
+
+
 def is_address(host: str) -> bool:
     """Whether a host, as `parse_address` returns it, is an address and not a name."""
-    return any((":" in host, host.replace(".", "0").isdecimal()))
+    return any((":" in host, _IPV4.issuperset(host)))
 
 
 def format_address(host: str, port: int) -> str:

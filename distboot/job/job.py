@@ -163,7 +163,8 @@ class Job(AgentJob):
             return
         self._emit(Send(answer, (member.rank,)))
         if self.facts.cause is not None:
-            self._emit(Remind(self.facts.cause, self._speakers, member.rank))
+            speakers = self._speakers_for(self.facts.cause)
+            self._emit(Remind(self.facts.cause, speakers, member.rank))
 
     def _took_steps(self, member: RankState, message: messages.Phases, _now: float) -> None:
         self._emit(Record("phases", member.rank, own_steps(message.times)))
@@ -238,11 +239,15 @@ class Job(AgentJob):
         if self.facts.restarts is not None:
             cause, why_no_restart = self._with_decision(cause)
         self.facts.conclude(cause, self._now)
-        if not self._speakers:
-            self._speakers = speakers_of(cause, self.facts.members.values())
-        self._emit(Tell(cause, self._speakers))
+        self._emit(Tell(cause, self._speakers_for(cause)))
         if why_no_restart is not None:
             self._emit(Say(why_no_restart))
+
+    def _speakers_for(self, cause: RootCause) -> tuple[int, ...]:
+        """Those that were told first: they have printed why."""
+        if not self._speakers:
+            self._speakers = speakers_of(cause, self.facts.members.values())
+        return self._speakers
 
     def _with_decision(self, cause: RootCause) -> tuple[RootCause, str | None]:
         """The cause, with whether another round follows; and what to print of that, once."""

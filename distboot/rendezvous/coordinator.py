@@ -100,6 +100,9 @@ class Coordinator:
     ) -> None:
         from .join_table import JoinTable  # here and below, as only rank 0 needs it
 
+        if plan.secret:  # before connections may take the last file
+            from . import authentication  # noqa: F401 - here, as few jobs have a secret
+
         own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # differences between ranks

@@ -105,6 +105,9 @@ class Worker:
         # Called while it waits; raises to end the wait
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
+        if plan.secret:  # before connections may take the last file
+            from . import authentication  # noqa: F401 - here, as few jobs have a secret
+
         self._plan = plan
         self._own = plan.own
         self._wanted = wanted

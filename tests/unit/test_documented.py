@@ -170,6 +170,8 @@ def test_mpirun_in_sagemaker_owns_the_rank() -> None:
             "SM_HOSTS='algo-1,algo-2' is not a JSON list of host names",
         ),
         ({**SAGEMAKER, "SM_HOSTS": '["algo-1","algo-1"]'}, "names a host twice"),
+        # One host is a count of one here, and yet no process that is known to be alone
+        ({"SM_HOSTS": "1"}, "SM_HOSTS='1' is not a JSON list of host names"),
         (
             {**AWSBATCH, "AWS_BATCH_JOB_NODE_INDEX": "3"},
             "AWS_BATCH_JOB_NODE_INDEX='3' is not below",

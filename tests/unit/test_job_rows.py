@@ -18,6 +18,7 @@ from job_rows import (
 )
 from supervised import raised
 
+from distboot.job.effects import Remind
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
     Exited,
@@ -28,6 +29,7 @@ from distboot.job.messages import (
     Probeable,
     Probed,
     Reads,
+    Register,
     Stalled,
     Terminating,
 )
@@ -501,3 +503,10 @@ def test_each_event_has_these_effects(
             assert job.after(event) == list(effects), event
     finally:
         job.close()
+
+
+def test_rank_that_begins_late_learns_who_prints() -> None:
+    job = PureJob(USUAL).job
+    job.stop_orphans("the launcher is gone", 1.0)
+    (remind,) = [each for each in job.take(3, Register(103), 2.0) if isinstance(each, Remind)]
+    assert remind.speakers == (1, 2)  # rank 0 has failed first

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
 from ..parse import json_hosts, parse_number
+from . import always
 
 
 def _read(reader: EnvReader) -> None:
@@ -41,6 +42,7 @@ SAGEMAKER = NodePlatform(
     per_node=("SM_NUM_GPUS",),
     job_id=("TRAINING_JOB_NAME",),
     read=_read,
+    claim=always,  # also by markers that contradict each other, which is an error
     unless=(),
     nodes_are_hosts=True,
     env_forwarding_hint="an entry NAME: VALUE in the estimator's environment",
