@@ -264,7 +264,8 @@ _IPV4 = frozenset("0123456789.")
 
 def is_address(host: str) -> bool:
     """Whether a host, as `parse_address` returns it, is an address and not a name."""
-    return any((":" in host, _IPV4.issuperset(host)))
+    is_ipv6 = ":" in host
+    return is_ipv6 or _IPV4.issuperset(host)
 
 
 def format_address(host: str, port: int) -> str:

@@ -255,9 +255,14 @@ def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placeme
     if not index["noun"]:  # ACME_RANK may be that of a process
         rest = count % nodes
         return rest != 0
+    possible = [own, own + 1]  # an index may count from 1
     is_rank = index["kind"] == "RANK"
-    possible = {True: [own], False: [own, own + 1]}  # another index may count from 1
-    return (number in possible[is_rank], count == nodes) != (True, True)
+    if is_rank:
+        possible = [own]
+    same_index = number in possible
+    same_count = count == nodes
+    is_same = same_index and same_count
+    return not is_same
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:

@@ -126,7 +126,7 @@ class JobState:
         details = self.exited[rank].details
         has_signal = details["external_signal"] is not None
         return first_that_holds(
-            (any((details["stopped_by_us"], has_signal)), "stopped"),
+            (details["stopped_by_us"] or has_signal, "stopped"),
             (details["exit_code"] == 0, "ended"),
             (True, "failed later"),
         )

@@ -331,7 +331,8 @@ def _is_shown_by_agent(error: BaseException, trace: TracebackType | None) -> boo
     """Report an exception that ends the script; whether its traceback is not to be printed."""
     found = _report(error, trace)
     is_rank = "DISTBOOT_RANK" in os.environ
-    if isinstance(error, KeyboardInterrupt) and trace is not None and is_rank:
+    is_interrupt = isinstance(error, KeyboardInterrupt) and is_rank
+    if is_interrupt and trace is not None:
         print_interrupted(trace)  # in one line, where an agent has started this rank
         return True
     if found is None or not found.is_secondary:
@@ -360,7 +361,9 @@ def is_the_end() -> bool:
 
 
 def _is_interactive() -> bool:
-    return any((hasattr(sys, "ps1"), sys.flags.interactive))
+    has_prompt = hasattr(sys, "ps1")
+    is_asked = bool(sys.flags.interactive)
+    return has_prompt or is_asked
 
 
 def _wait_for_wrapper() -> bool:
@@ -388,9 +391,12 @@ def _watch_stderr() -> None:
     def write(text: str) -> int:
         _keep_tail(text)
         is_last_text = False
-        if _is_by_python() and len(written) < 2 and threading.main_thread().is_alive():
+        main = threading.main_thread()
+        is_at_end = _is_by_python() and main.is_alive()
+        if is_at_end and len(written) < 2:
             written.append(text)
-            is_last_text = (text, written[0].strip() == "") == ("\n", False)
+            is_blank = written[0].strip() == ""
+            is_last_text = text == "\n" and not is_blank
         if is_last_text:
             with suppress(Exception):
                 _emit_description(describe_text(EXIT, written[0], _clean))

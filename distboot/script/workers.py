@@ -207,7 +207,9 @@ def _watch(starter: int, parent: int) -> None:
                 _obey(signal.SIGTERM, os.getpid())
             continue
         is_repetition = found.si_signo == _TERM_TOO
-        number = {_TERM_TOO: signal.SIGTERM}.get(found.si_signo, found.si_signo)
+        number = found.si_signo
+        if is_repetition:
+            number = signal.SIGTERM
         if callable(signal.getsignal(number)):
             # A handler of the worker's own handles it from every sender, and once
             is_for_worker = not is_repetition
