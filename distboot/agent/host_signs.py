@@ -1,9 +1,9 @@
 """Signs of the host of a silent peer: what its kernel has confirmed, and whether it answers at all.
 
 Whether it answers is found out at another port, at which nothing listens: a host that is there
-refuses at once. A launcher that sees a host die sends SIGTERM to all other
-ranks, long before a heartbeat is missed. So a SIGTERM is a *question*: each peer that is unusually
-silent at that moment has a tenth of a second to show that its host is there.
+refuses at once. A launcher that sees a host die sends SIGTERM to all other ranks, long before a
+heartbeat is missed. So a SIGTERM is a *question*: each peer that is unusually silent at that moment
+has a tenth of a second to show that its host is there.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from ..job.root_cause import RootCause
 from .own_process import OwnProcess, Terminate
 
 _is_leaving = attrgetter("is_leaving")
-
-
 _NEVER = Terminate(inf, is_failure=False)
 
 

@@ -71,13 +71,6 @@ def _not_importable(module: str, install: str, error: Exception) -> DistbootErro
     )
 
 
-def refuse_if(*rows: tuple[bool, DistbootError]) -> None:
-    """Raise the error of the first row whose condition holds."""
-    for holds, error in rows:
-        if holds:
-            raise error
-
-
 def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
     """Export this rank's place, and `others`, which only the one framework reads."""
     placement = job.placement

@@ -14,7 +14,6 @@ from ..base.errors import DistbootError
 from ..base.text import log_line, short_repr
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
-from ._base import refuse_if
 from ._horovod_build import Build, rebuild
 
 _CONTROLLER = "HOROVOD_CONTROLLER"
@@ -23,10 +22,6 @@ _OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 SAME_MPI = (
     "start the job with the mpirun of that MPI, or build Horovod with the MPI of the launcher"
 )
-
-
-# Of a wish that cannot be met, by whether it is an argument
-_CODES = {True: "backend-not-available", False: "broken-environment"}
 
 
 class _Wish(NamedTuple):
@@ -105,28 +100,30 @@ def _fits_mpi(build: Build, placement: Placement, conflict: str | None) -> bool:
 
 def _refuse_mpi(build: Build, placement: Placement, conflict: str | None, wish: _Wish) -> None:
     """Refuse MPI, which the user asks for, where it is not available."""
+    if not build.mpi:
+        raise _lacks(
+            "MPI",
+            "HOROVOD_WITH_MPI",
+            f"{wish.source} asks for it",
+        )
     # Whether what srun starts finds an MPI that fits is not known before MPI starts.
     may_start_mpi = LAUNCHERS[placement.launcher].mpi in ("yes", "maybe")
-    refuse_if(
-        (not build.mpi, _lacks("MPI", "HOROVOD_WITH_MPI", f"{wish.source} asks for it")),
-        (
-            placement.world_size > 1 and not may_start_mpi,
-            DistbootError(
-                _CODES[wish.source.startswith("backend=")],
-                f"{wish.source} asks for MPI, and launcher {placement.launcher!r} does not start "
-                "it: each rank would be alone",
-                "leave it out, and Horovod uses Gloo; or start the job with mpirun",
-            ),
-        ),
-        (
-            conflict is not None,
-            DistbootError(
-                "mpi-mismatch",
-                f"{wish.source} asks for MPI, and {conflict}",
-                f"{SAME_MPI}; or leave it out, and Horovod uses Gloo",
-            ),
-        ),
-    )
+    if placement.world_size > 1 and not may_start_mpi:
+        code = "broken-environment"
+        if wish.source.startswith("backend="):
+            code = "backend-not-available"
+        raise DistbootError(
+            code,
+            f"{wish.source} asks for MPI, and launcher {placement.launcher!r} does not start it: "
+            "each rank would be alone",
+            "leave it out, and Horovod uses Gloo; or start the job with mpirun",
+        )
+    if conflict is not None:
+        raise DistbootError(
+            "mpi-mismatch",
+            f"{wish.source} asks for MPI, and {conflict}",
+            f"{SAME_MPI}; or leave it out, and Horovod uses Gloo",
+        )
 
 
 def _refuse_gloo(
@@ -137,29 +134,27 @@ def _refuse_gloo(
     wish: _Wish,
 ) -> None:
     """Refuse Gloo where it is not available."""
+    if not build.gloo and conflict is not None and wish.controller is None:
+        raise DistbootError(
+            "mpi-mismatch",
+            conflict,
+            f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}",
+        )
     source = wish.source or f"launcher {placement.launcher!r} without MPI"
+    if not build.gloo:
+        raise _lacks(
+            "Gloo",
+            "HOROVOD_WITH_GLOO",
+            f"{source} needs it",
+        )
     operations = environ.get(_OPERATIONS, "")
-    would_use_mpi = conflict is not None and wish.controller is None
-    refuse_if(
-        (
-            would_use_mpi and not build.gloo,
-            DistbootError(
-                "mpi-mismatch",
-                str(conflict),
-                f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}",
-            ),
-        ),
-        (not build.gloo, _lacks("Gloo", "HOROVOD_WITH_GLOO", f"{source} needs it")),
-        (
-            operations.lower() == "mpi",
-            DistbootError(
-                "broken-environment",
-                f"{_OPERATIONS}={short_repr(operations)} contradicts Gloo, which Horovod uses here "
-                f"({source})",
-                f"unset {_OPERATIONS}, or start the job with the mpirun of Horovod's MPI",
-            ),
-        ),
-    )
+    if operations.lower() == "mpi":
+        raise DistbootError(
+            "broken-environment",
+            f"{_OPERATIONS}={short_repr(operations)} contradicts Gloo, which Horovod uses here "
+            f"({source})",
+            f"unset {_OPERATIONS}, or start the job with the mpirun of Horovod's MPI",
+        )
 
 
 def _lacks(what: str, flag: str, why: str) -> DistbootError:

@@ -13,7 +13,6 @@ from ..agent.session import Session
 from ..base.errors import DistbootError, rendezvous_needed
 from ..base.text import short_repr
 from . import Options
-from ._base import refuse_if
 from ._tf_cluster import CHIEF, EVALUATOR, PS, VARIABLE, WORKER, Cluster
 
 MULTI_WORKER = "multi_worker_mirrored"
@@ -32,41 +31,31 @@ def refuse_options(options: Options, environ: Mapping[str, str]) -> None:
     """Refuse arguments that are wrong in every job with this environment."""
     strategy = options.strategy
     argument = f"strategy={short_repr(strategy)}"
-    refuse_if(
-        (
-            strategy not in (None, *STRATEGIES),
-            DistbootError(
-                "usage",
-                f"{argument} is not one of {', '.join(STRATEGIES)}",
-                _HINT,
-            ),
-        ),
-        (
-            (options.backend or "auto").lower() not in _IMPLEMENTATIONS,
-            DistbootError(
-                "usage",
-                f"backend={short_repr(options.backend)} is not one of TensorFlow's: "
-                f"{', '.join(_IMPLEMENTATIONS)}",
-                _HINT,
-            ),
-        ),
-        (
-            strategy not in (None, MULTI_WORKER) and _communicates(options),
-            DistbootError(
-                "usage",
-                f"backend= and timeout= are for strategy={MULTI_WORKER!r}, not for {argument}",
-                _HINT,
-            ),
-        ),
-        (
-            strategy == PARAMETER_SERVER and VARIABLE not in environ,
-            DistbootError(
-                "usage",
-                f"{argument} needs a TF_CONFIG with the tasks chief, worker and ps",
-                "set TF_CONFIG for every process, as TFJob and Azure ML do; or leave strategy= out",
-            ),
-        ),
-    )
+    if strategy not in (None, *STRATEGIES):
+        raise DistbootError(
+            "usage",
+            f"{argument} is not one of {', '.join(STRATEGIES)}",
+            _HINT,
+        )
+    if (options.backend or "auto").lower() not in _IMPLEMENTATIONS:
+        raise DistbootError(
+            "usage",
+            f"backend={short_repr(options.backend)} is not one of TensorFlow's: "
+            f"{', '.join(_IMPLEMENTATIONS)}",
+            _HINT,
+        )
+    if strategy not in (None, MULTI_WORKER) and _communicates(options):
+        raise DistbootError(
+            "usage",
+            f"backend= and timeout= are for strategy={MULTI_WORKER!r}, not for {argument}",
+            _HINT,
+        )
+    if strategy == PARAMETER_SERVER and VARIABLE not in environ:
+        raise DistbootError(
+            "usage",
+            f"{argument} needs a TF_CONFIG with the tasks chief, worker and ps",
+            "set TF_CONFIG for every process, as TFJob and Azure ML do; or leave strategy= out",
+        )
 
 
 def _communicates(options: Options) -> bool:

@@ -171,15 +171,18 @@ def _exports(
 
 def _refuse_different(kind: str, job: Session) -> None:
     """Refuse ranks of which some would use MPI and some Gloo."""
-    ranks: dict[bool, list[int]] = {True: [], False: []}  # by whether they use the same
+    same = []
+    different = []
     for rank, offer in sorted(job.offers.items()):
-        is_same = offer.partition(" ")[0] == kind
-        ranks[is_same].append(rank)
-    if ranks[False]:
+        if offer.partition(" ")[0] == kind:
+            same.append(rank)
+        else:
+            different.append(rank)
+    if different:
         raise DistbootError(
             "rank-mismatch",
-            f"Horovod is about to use {kind} on {ranks_said(ranks[True])}, and something else on "
-            f"{ranks_said(ranks[False])}",
+            f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on "
+            f"{ranks_said(different)}",
             "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' "
             "for all; `horovodrun --check-build` prints how Horovod was built",
         )

@@ -35,7 +35,6 @@ from ._base import (
     keep_given,
     past_proxies,
     raised_as,
-    refuse_if,
     within_join_timeout,
 )
 from ._torch import own_device
@@ -177,27 +176,20 @@ def _import(options: Options) -> Any:
     jax = imported("jax", _INSTALL)
     from jax._src import xla_bridge
 
-    parameters = inspect.signature(jax.distributed.initialize).parameters
-    old = f"JAX {jax.__version__} is older than 0.9"
-    refuse_if(
-        (
-            options.backend is not None,
-            DistbootError(
-                "usage",
-                f"backend={options.backend!r}, but JAX chooses its own",
-                "leave backend out; on the CPU jax_cpu_collectives_implementation is JAX's own "
-                "setting for it",
-            ),
-        ),
-        (
-            "shutdown_timeout_seconds" not in parameters,
-            DistbootError("framework-not-installed", old, _INSTALL),
-        ),
-    )
-    refuse_if(
-        (jax.distributed.is_initialized(), _used("JAX has been started already")),
-        (xla_bridge.backends_are_initialized(), _used("JAX has taken its devices already")),
-    )
+    if options.backend is not None:
+        raise DistbootError(
+            "usage",
+            f"backend={options.backend!r}, but JAX chooses its own",
+            "leave backend out; on the CPU jax_cpu_collectives_implementation is JAX's own "
+            "setting for it",
+        )
+    if "shutdown_timeout_seconds" not in inspect.signature(jax.distributed.initialize).parameters:
+        problem = f"JAX {jax.__version__} is older than 0.9"
+        raise DistbootError("framework-not-installed", problem, _INSTALL)
+    if jax.distributed.is_initialized():
+        raise _used("JAX has been started already")
+    if xla_bridge.backends_are_initialized():
+        raise _used("JAX has taken its devices already")
     return jax
 
 

@@ -120,7 +120,10 @@ def _beside_accelerators(ranks: int, environ: Mapping[str, str], root: Path) -> 
         address = addresses.get(own or "", "none")
         # -1 where the machine has only one, or does not tell
         number = _number(root / f"sys/bus/pci/devices/{address}/numa_node", -1)
-        found.append({-1: None}.get(number, number))
+        if number < 0:
+            found.append(None)
+        else:
+            found.append(number)
     return found
 
 

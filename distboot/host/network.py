@@ -83,11 +83,12 @@ def address_of_peer(connection: socket.socket) -> str:
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an address; None for loopback."""
     wanted = without_mapping(address.partition("%")[0])
-    names = {own_address: name for name, own_address in reversed(addresses())}
-    name = names.get(wanted)
-    if name == "lo":
-        return None
-    return name
+    for name, own_address in addresses():
+        if own_address == wanted:
+            if name == "lo":
+                return None
+            return name
+    return None
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -66,8 +66,10 @@ class JobState:
 
     def kind_for(self, rank: int) -> str:
         """The kind of the root cause if it is this rank's, else empty."""
-        kind: str = self._cause["kind"]
-        return first_that_holds((rank in self._cause["ranks"], kind), (True, ""))
+        kind = ""
+        if rank in self._cause["ranks"]:
+            kind = self._cause["kind"]
+        return kind
 
     def of_rank(self, rank: int) -> str:
         """The state of a rank, as the report names it."""

@@ -564,6 +564,8 @@ def _end_of(text: str, most: int) -> str:
 
 def escaped(text: str) -> str:
     """A text in one line."""
+    if text.isprintable():
+        return text
     return "".join(map(_visible, text))
 
 

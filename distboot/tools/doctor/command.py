@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...base.table import first_that_holds
 from ...base.text import counted, escape_control, first_line
 from ...cli.output import emit
 from ...cli.parser import Parser
@@ -109,9 +108,12 @@ def _titled_text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
 
 def _summary(titled: Sequence[tuple[Finding, str]]) -> str:
     counts = Counter(finding.status for finding, _ in titled)
-    ready = first_that_holds((counts["problem"] > 0, "Not ready"), (True, "Ready"))
-    listed = []
-    for status in ("problem", "warning"):
-        if counts[status]:
-            listed.append(counted(counts[status], status))
-    return f"{ready}: {', '.join(listed) or 'no problems found'}"
+    problems = counted(counts["problem"], "problem")
+    warnings = counted(counts["warning"], "warning")
+    if counts["problem"] and counts["warning"]:
+        return f"Not ready: {problems}, {warnings}"
+    if counts["problem"]:
+        return f"Not ready: {problems}"
+    if counts["warning"]:
+        return f"Ready: {warnings}"
+    return "Ready: no problems found"

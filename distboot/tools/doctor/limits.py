@@ -6,7 +6,6 @@ import math
 import re
 
 from ...base import units
-from ...base.table import first_that_holds
 from ...base.text import counted, short_repr
 from ...host import cpus as host_cpus
 from .finding import (
@@ -50,9 +49,9 @@ def cpus(machine: Machine) -> Finding:
     seen = _cpus_seen(allowed, usable, ranks)
     threads = machine.environ.get("OMP_NUM_THREADS")
     # OpenMP also takes a list, one number for each level of nesting.
-    if not re.fullmatch("[0-9]+", machine.environ.get("OMP_NUM_THREADS", "1")):
+    if threads is not None and not (threads.isdecimal() and threads.isascii()):
         return unknown(f"{seen}; OMP_NUM_THREADS={short_repr(threads)}")
-    if usable < min(ranks, allowed):
+    if usable < ranks and usable < allowed:
         pod = f"containers: [{{resources: {{limits: {{cpu: {ranks * 4}}}}}}}]"
         remedy = machine.remedy(f"--cpus={ranks * 4}", pod, "ask the scheduler for more CPUs")
         return problem(f"{seen}: less than one for each rank", remedy)
@@ -70,16 +69,17 @@ def _cpus_seen(allowed: int, usable: float, ranks: int) -> str:
 
 def _threads(seen: str, threads: str | None, allowed: int, share: int | None) -> Finding:
     """Compare OMP_NUM_THREADS, which `init` and the wrapper set to `share` if it is not set."""
+    if threads is None and share is None:
+        return ok(seen)
+    if threads is None:
+        return ok(f"{seen}; each rank gets OMP_NUM_THREADS={share}")
     most = share or allowed
-    too_many = (
+    if int(threads) <= most:
+        return ok(f"{seen}; OMP_NUM_THREADS={threads}")
+    return warning(
         f"{seen}; OMP_NUM_THREADS={threads} is more than the {most} for each rank: "
-        "the threads wait for each other"
-    )
-    return first_that_holds(
-        ((threads, share) == (None, None), ok(seen)),
-        (threads is None, ok(f"{seen}; each rank gets OMP_NUM_THREADS={share}")),
-        (int(threads or 0) <= most, ok(f"{seen}; OMP_NUM_THREADS={threads}")),
-        (True, warning(too_many, f"OMP_NUM_THREADS={most}, or unset it")),
+        "the threads wait for each other",
+        f"OMP_NUM_THREADS={most}, or unset it",
     )
 
 
@@ -96,15 +96,16 @@ def shared_memory(machine: Machine) -> Finding:
     except OSError as error:
         return problem(f"there is no /dev/shm ({error.strerror})", remedy)
     seen = f"/dev/shm has {units.size(size)}, {units.size(free)} of it free"  # noqa: S108 - a text
-    little = "too little for DataLoader workers (they end with a bus error) and for NCCL"
-    more = "NCCL needs 1 GiB, and DataLoader workers need room for their batches"
-    clean = "ls -l /dev/shm, and remove what ended jobs have left there"
-    return first_that_holds(
-        (size <= _DEFAULT_SHARED, problem(f"{seen}: {little}", remedy)),
-        (size < _ENOUGH_SHARED, warning(f"{seen}; {more}", remedy)),
-        (free < _DEFAULT_SHARED, problem(f"{seen}: it is full", clean)),
-        (True, ok(seen)),
-    )
+    if size <= _DEFAULT_SHARED:
+        why = "too little for DataLoader workers (they end with a bus error) and for NCCL"
+        return problem(f"{seen}: {why}", remedy)
+    if size < _ENOUGH_SHARED:
+        why = "NCCL needs 1 GiB, and DataLoader workers need room for their batches"
+        return warning(f"{seen}; {why}", remedy)
+    if free < _DEFAULT_SHARED:
+        remedy = "ls -l /dev/shm, and remove what ended jobs have left there"
+        return problem(f"{seen}: it is full", remedy)
+    return ok(seen)
 
 
 def memlock(machine: Machine) -> Finding:
@@ -115,20 +116,20 @@ def memlock(machine: Machine) -> Finding:
     soft, _ = limits
     if soft == math.inf:
         return ok("unlimited")
-    size = units.size(soft)
+    if _has_ipc_lock(machine):
+        return ok(f"{units.size(soft)}, and CAP_IPC_LOCK, which lifts the limit")
+    if not machine.rdma_ports():
+        return ok(f"{units.size(soft)}, which is enough without RDMA")
     seen = (
-        f"{size} may be locked: RDMA cannot register more for its buffers (Cannot allocate memory)"
+        f"{units.size(soft)} may be locked: RDMA cannot register more for its buffers "
+        "(Cannot allocate memory)"
     )
     remedy = machine.remedy(
         "--ulimit memlock=-1 --cap-add=IPC_LOCK",
         _MEMLOCK_POD,
         "ulimit -l unlimited; for all users: `* - memlock unlimited` in /etc/security/limits.conf",
     )
-    return first_that_holds(
-        (_has_ipc_lock(machine), ok(f"{size}, and CAP_IPC_LOCK, which lifts the limit")),
-        (not machine.rdma_ports(), ok(f"{size}, which is enough without RDMA")),
-        (True, problem_if(soft < _GIB, seen, remedy)),
-    )
+    return problem_if(soft < _GIB, seen, remedy)
 
 
 def open_files(machine: Machine) -> Finding:
@@ -145,18 +146,19 @@ def open_files(machine: Machine) -> Finding:
         f"ulimit -n {_MANY_FILES}; for all users: `* - nofile {_MANY_FILES}` "
         "in /etc/security/limits.conf",
     )
-    too_few = f"{hard:.0f} files may be open, but the {ranks} ranks need {needed} connections"
-    few = (
+    if hard < needed:
+        seen = f"{hard:.0f} files may be open, but the {ranks} ranks need {needed} connections"
+        return problem(seen, remedy)
+    if soft == math.inf:
+        return ok("unlimited")
+    if soft > _FEW_FILES:
+        return ok(f"{soft:.0f} may be open")
+    if hard >= _MANY_FILES:
+        remedy = f"ulimit -n {_MANY_FILES}, first in the command"
+    return warning(
         f"{soft:.0f} files may be open (hard limit: {_no_limit_or(hard)}): "
-        "many DataLoader workers end with `Too many open files`"
-    )
-    in_command = f"ulimit -n {_MANY_FILES}, first in the command"
-    return first_that_holds(
-        (hard < needed, problem(too_few, remedy)),
-        (soft == math.inf, ok("unlimited")),
-        (soft > _FEW_FILES, ok(f"{soft:.0f} may be open")),
-        (hard >= _MANY_FILES, warning(few, in_command)),
-        (True, warning(few, remedy)),
+        "many DataLoader workers end with `Too many open files`",
+        remedy,
     )
 
 
@@ -172,7 +174,9 @@ def _limits(machine: Machine, title: str) -> tuple[float, float] | None:
 
 
 def _no_limit_or(limit: float) -> str:
-    return f"{limit:.0f}".replace("inf", "no limit")
+    if limit == math.inf:
+        return "no limit"
+    return f"{limit:.0f}"
 
 
 def _has_ipc_lock(machine: Machine) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ...base.errors import DistbootError
-from ...base.table import first_that_holds
 from ...base.text import short_repr
 from ...host import network
 from .finding import (
@@ -84,19 +83,23 @@ def nccl_rdma(machine: Machine) -> Finding:
         *_requires_infiniband(settings, own),
         *_excludes_rdma(machine, settings, active, own),
         *_names_unknown_device(settings, own),
-        first_that_holds((not active, ok("no RDMA")), (True, ok("no setting excludes it"))),
     ]
-    return found[0]
+    if found:
+        return found[0]
+    if not active:
+        return ok("no RDMA")
+    return ok("no setting excludes it")
 
 
 def _requires_infiniband(settings: Mapping[str, str], own: Sequence[Port]) -> list[Finding]:
     net = settings.get("NCCL_NET", "")
-    why = first_that_holds(
-        (settings.get("NCCL_IB_DISABLE") == "1", "NCCL_IB_DISABLE=1"),
-        (not own, "this host shows no InfiniBand or RoCE that is up"),
-        (True, ""),
-    )
-    if net.upper() != "IB" or not why:
+    if net.upper() != "IB":
+        return []
+    if settings.get("NCCL_IB_DISABLE") == "1":
+        why = "NCCL_IB_DISABLE=1"
+    elif not own:
+        why = "this host shows no InfiniBand or RoCE that is up"
+    else:
         return []
     seen = f"NCCL_NET={short_repr(net)}, but {why}: NCCL does not start"
     return [problem(seen, "unset NCCL_NET")]
@@ -105,14 +108,13 @@ def _requires_infiniband(settings: Mapping[str, str], own: Sequence[Port]) -> li
 def _excludes_rdma(
     machine: Machine, settings: Mapping[str, str], active: Sequence[Port], own: Sequence[Port]
 ) -> list[Finding]:
-    is_disabled = settings.get("NCCL_IB_DISABLE") == "1"
-    uses_sockets = settings.get("NCCL_NET", "").upper() == "SOCKET"
-    setting = first_that_holds(
-        (is_disabled and len(own) > 0, "NCCL_IB_DISABLE"),
-        (uses_sockets and len(active) > 0, "NCCL_NET"),
-        (True, ""),
-    )
-    if not setting or machine.is_one_node():
+    if settings.get("NCCL_IB_DISABLE") == "1" and own:
+        setting = "NCCL_IB_DISABLE"
+    elif settings.get("NCCL_NET", "").upper() == "SOCKET" and active:
+        setting = "NCCL_NET"
+    else:
+        return []
+    if machine.is_one_node():
         return []
     ports = own or active
     seen = f"{setting}={settings[setting]}, but this host has {describe(ports)}: NCCL uses TCP"
@@ -122,7 +124,7 @@ def _excludes_rdma(
 
 def _names_unknown_device(settings: Mapping[str, str], own: Sequence[Port]) -> list[Finding]:
     choice = settings.get("NCCL_IB_HCA", "")
-    if choice[:1] in ("", "^") or not own:
+    if not choice or choice.startswith("^") or not own:
         return []
     if any(network.nccl_matches(choice, port.device) for port in own):
         return []
@@ -141,8 +143,11 @@ def nccl_settings(machine: Machine) -> list[Finding]:
         *_slow_settings(settings),
         *_too_many_sockets(settings),
     ]
-    good = first_that_holds((not settings, ok("none set")), (True, ok(f"{len(settings)} set")))
-    return found or [good]
+    if found:
+        return found
+    if not settings:
+        return [ok("none set")]
+    return [ok(f"{len(settings)} set")]
 
 
 def _missing_files(machine: Machine, settings: Mapping[str, str]) -> list[Finding]:

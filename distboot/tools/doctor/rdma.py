@@ -6,10 +6,8 @@ Every container sees the devices in /sys, but may lack the device files and libr
 from __future__ import annotations
 
 import re
-from itertools import chain
 from pathlib import Path
 
-from ...base.table import first_that_holds
 from .finding import (
     Finding,
     ok,
@@ -60,17 +58,20 @@ def rdma_devices(machine: Machine) -> Finding:
 def _devices_with_a_file(machine: Machine) -> set[str]:
     found = set()
     for path in machine.matching(_VERBS_FILES):
-        if machine.has(f"dev/infiniband/{Path(path).name}"):
-            found.add(machine.text(f"{path}/ibdev"))  # that uverbs0 belongs to
+        file = f"dev/infiniband/{Path(path).name}"
+        if machine.has(file):
+            device = machine.text(f"{path}/ibdev")  # that uverbs0 belongs to
+            found.add(device)
     return found
 
 
 def _devices_pod(kind: str, count: int) -> str:
+    limit = "rdma/hca_shared_devices_a: 1"
+    comment = "  # or as `kubectl describe node` calls it"
+    if kind == "EFA":
+        limit = f"vpc.amazonaws.com/efa: {count}"
+        comment = ""
     security = "securityContext: {capabilities: {add: [IPC_LOCK]}}"
-    limit, comment = first_that_holds(
-        (kind == "EFA", (f"vpc.amazonaws.com/efa: {count}", "")),
-        (True, ("rdma/hca_shared_devices_a: 1", "  # or as `kubectl describe node` calls it")),
-    )
     return f"containers: [{{{security}, resources: {{limits: {{{limit}}}}}}}]{comment}"
 
 
@@ -79,14 +80,10 @@ def _no_ports(machine: Machine) -> Finding:
     if not count:
         return ok("none: ranks on several nodes use TCP")
     seen = f"{count} InfiniBand cards on this host, but its kernel has no driver for them"
-    remedy = first_that_holds(
-        (
-            machine.is_azure(),
-            "use Azure's HPC image for the hosts, or their extension InfiniBandDriverLinux",
-        ),
-        (True, "on the host: modprobe mlx5_ib; lsmod | grep ib_"),
-    )
-    return problem(seen, remedy)
+    if machine.is_azure():
+        remedy = "use Azure's HPC image for the hosts, or their extension InfiniBandDriverLinux"
+        return problem(seen, remedy)
+    return problem(seen, "on the host: modprobe mlx5_ib; lsmod | grep ib_")
 
 
 def rdma_ports(machine: Machine) -> Finding:
@@ -143,14 +140,14 @@ def _efa_plugin(machine: Machine) -> Finding:
     is_found = any(map(machine.has_library, names))
     if is_found:
         return ok("NCCL's plugin for EFA is here")
-    path = next(chain.from_iterable(map(machine.matching, _EFA_PLUGINS)), None)
-    if path is not None:
-        folder = path.rpartition("/")[0]
-        seen = (
-            f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: "
-            "NCCL uses TCP"
-        )
-        return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
+    for pattern in _EFA_PLUGINS:
+        for path in machine.matching(pattern):
+            folder = path.rpartition("/")[0]
+            seen = (
+                f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: "
+                "NCCL uses TCP"
+            )
+            return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
     return problem(
         "the image has no NCCL plugin for EFA (libnccl-net.so of aws-ofi-nccl), "
         "without which NCCL uses TCP",
@@ -197,9 +194,11 @@ def _routed_gids(machine: Machine, port: Port) -> list[str]:
     found = []
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
-        # Reading the type of none would fail. Derived from the card: it passes no router.
-        if gid in ("", _NO_GID) or gid.startswith("fe80:"):
+        if gid in ("", _NO_GID):  # reading the type of one would fail
             continue
-        if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+        if gid.startswith("fe80:"):  # derived from the card: it passes no router
+            continue
+        kind = machine.text(f"{folder}/gid_attrs/types/{index}")
+        if kind == "RoCE v2":
             found.append(index)
     return found

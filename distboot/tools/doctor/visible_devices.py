@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...base.table import first_that_holds
 from ...base.text import short_repr
 from ...host import accelerators as host_accelerators
 from .finding import (
@@ -39,8 +38,12 @@ def visible_devices(machine: Machine) -> Finding:
 
 def _choices(machine: Machine) -> dict[str, str]:
     """The visibility variables that are set."""
-    given = filter(machine.environ.__contains__, _variables(machine))
-    return {variable: machine.environ[variable] for variable in given}
+    found = {}
+    for variable in _variables(machine):
+        if variable in machine.environ:
+            choice = machine.environ[variable]
+            found[variable] = choice
+    return found
 
 
 def _chosen_devices(machine: Machine, devices: list[str], choices: Mapping[str, str]) -> Finding:
@@ -88,12 +91,12 @@ def _variables(machine: Machine) -> tuple[str, ...]:
 
 
 def _mig(given: str, count: int) -> Finding:
-    several = "CUDA shows a process the first MIG device only"
-    one = "only the driver's library could tell whether this host has such a MIG device"
-    return first_that_holds(
-        (count > 1, warning(f"{given}: {several}", "show each rank one of them")),
-        (True, unknown(f"{given}: {one}")),
-    )
+    if count > 1:
+        seen = f"{given}: CUDA shows a process the first MIG device only"
+        remedy = "show each rank one of them"
+        return warning(seen, remedy)
+    seen = "only the driver's library could tell whether this host has such a MIG device"
+    return unknown(f"{given}: {seen}")
 
 
 def _first_invalid(choices: Mapping[str, str], devices: list[str]) -> str | None:
@@ -129,10 +132,10 @@ def _why_invalid(choice: str, devices: list[str]) -> str | None:
 
 def _not_here(word: str) -> str:
     is_index = word.isascii() and word.isdecimal()
-    return first_that_holds(
-        (is_index, f"there is no device {word}"),
-        (True, f"no device here is called {short_repr(word)}"),
-    )
+    if is_index:
+        return f"there is no device {word}"
+    name = short_repr(word)
+    return f"no device here is called {name}"
 
 
 def _enough(machine: Machine, left: list[str], seen: str) -> Finding:
@@ -143,8 +146,7 @@ def _enough(machine: Machine, left: list[str], seen: str) -> Finding:
         return ok(seen)
     last = ranks - 1
     index_of_last = host_accelerators.own_index(len(left), machine.environ, last)
+    if index_of_last is not None:
+        return ok(seen)
     remedy = f"start {len(left)} per node, or show each rank all of the node's accelerators"
-    return first_that_holds(
-        (index_of_last is not None, ok(seen)),
-        (True, problem(f"{seen}; {ranks} ranks are on this node", remedy)),
-    )
+    return problem(f"{seen}; {ranks} ranks are on this node", remedy)
