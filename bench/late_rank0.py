@@ -29,7 +29,8 @@ from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
 from simulate_real import shell_of_rank_0  # noqa: E402
 
-from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
+from distboot.agent.heartbeat import HeartbeatConnection  # noqa: E402
+from distboot.agent.liveness import BEATS, BOUND  # noqa: E402
 from distboot.job.job import Job  # noqa: E402
 from distboot.job.late import LateService  # noqa: E402
 from distboot.job.messages import Locate, Position, Register  # noqa: E402

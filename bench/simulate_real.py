@@ -27,7 +27,7 @@ from simulate_messages import plan  # noqa: E402 - beside this file, and so is t
 from simulate_peers import Peers  # noqa: E402
 
 from distboot.agent.agent import shell_of  # noqa: E402
-from distboot.agent.heartbeat import BEATS, BOUND  # noqa: E402
+from distboot.agent.liveness import BEATS, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
 from distboot.agent.shell import Shell  # noqa: E402
 from distboot.base.settings import SupervisionSettings  # noqa: E402

@@ -67,7 +67,6 @@ class PeerConnection:
         self.heard = time.monotonic()  # when something was read
         self.is_closed = False  # whether the socket has ended; the peer may open another one
         self.received = 0  # messages, ever
-        self._has_spoken = False  # whether a message has arrived since it is unreachable
         self._kept = Backlog()
         self._has_all = False  # whether nothing was left to read at the last attempt
         self._unsent = bytearray()
@@ -156,8 +155,6 @@ class PeerConnection:
             if not isinstance(message, _UNCOUNTED):
                 counted += 1
         self.received += counted
-        if found:
-            self._has_spoken = True
         if self._frames.missing == HEADER:
             self._wake_for(HEADER + 1)
         else:  # the rest of a longer message

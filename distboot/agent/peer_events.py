@@ -39,7 +39,12 @@ class PeerEvents(Protocol):
     ) -> None:
         """An agent is lost, and its ranks with it."""
 
-    def lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+    def lose_silent(
+        self,
+        connection: HeartbeatConnection,
+        why: str,
+        now: float,
+    ) -> None:
         """A host was silent when a signal arrived, and has not answered."""
 
     def unreachable(

@@ -2,21 +2,20 @@
 
 A heartbeat does not wake this process up. So once a second each peer (of many peers a part, in
 turn) is *polled*: what has arrived is read. A peer from which nothing has arrived is *doubtful*. It
-is polled, as soon as its silence can be a fault, each second until a message arrives, and
-`HeartbeatConnection.fault` judges the silence:
+is polled, as soon as its silence can be a fault, each second until a message arrives, and its
+silence is judged (`liveness`):
 
 - lost: its host is down, or its process is stopped. Its ranks are lost (`lose`).
 - unreachable: the host answers, but not on this connection. The job goes on, and what is for the
   peer is kept (`unreachable`), until it answers again (`reachable`).
-
-Where a SIGTERM arrives, the hosts of peers that are unusually silent are asked (`host_signs`). One
-that does not answer is lost (`lose_silent`).
+- silent: a SIGTERM has arrived here, and the host does not answer. It counts as lost at once
+  (`lose_silent`).
 
 What follows from that is up to the `PeerEvents` of the agent: `rank_connections` on rank 0,
 `rank_0_connection` on any other.
 
 What always holds: `members` has exactly the open connections, those that have ended and may be
-replaced included. A connection that is in `_doubtful`, or that the loop reads, is in `members`.
+replaced included. A connection that is doubtful, or that the loop reads, is in `members`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from operator import attrgetter
+from math import inf
 
 from ..job.messages import KINDS
 from ..job.root_cause import RankState
 from ..rendezvous.messages import Detach
 from ..rendezvous.protocol import Broadcast, Channel, ProtocolError
-from .heartbeat import BEATS, LOST, REACHABLE, UNREACHABLE, HeartbeatConnection
-from .host_signs import Questions
+from .heartbeat import HeartbeatConnection
+from .liveness import BEATS, LOST, REACHABLE, SILENT, UNREACHABLE, Finding
 from .peer_connection import DisconnectedError, PeerConnection
 
 TYPE_CHECKING = False
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _SUSPECT_POLL = 0.1  # seconds between two polls of a peer whose host is being asked
 _FEW = 32  # peers that are polled in one second, unless each one is due
-_is_suspect = attrgetter("is_suspect")
 DISCONNECTED = "the connection closed without an exit report"
 
 
@@ -72,6 +70,7 @@ class PeerWatch:
         self._events = events
         self._heard_by = {
             LOST: events.lose,
+            SILENT: events.lose_silent,
             UNREACHABLE: events.unreachable,
             REACHABLE: events.reachable,
         }
@@ -79,7 +78,7 @@ class PeerWatch:
         for connection in self.members:
             connection.backlog = self._backlog
         self._doubtful: set[HeartbeatConnection] = set()
-        self._questions: Questions[HeartbeatConnection] = Questions()
+        self._suspects: set[HeartbeatConnection] = set()  # of these: their hosts are being asked
         self._ticks = 0
         self._between = max(int(beats * bound), 1)  # ticks between two heartbeats
         # Not closed before the end, which would be a failure to the peer
@@ -89,7 +88,8 @@ class PeerWatch:
         """Receive and handle the messages of another agent."""
         try:
             received = connection.receive(now, *KINDS)
-            self._take(received, connection, now)
+            if received:
+                self._take(received, connection, now)
         except DisconnectedError as error:
             self._events.disconnected(connection, error, now)
         except ProtocolError as error:
@@ -120,8 +120,8 @@ class PeerWatch:
         most = max(int(BEATS * self.bound), 1)
         parts = min(1 + len(peers) // (_FEW + 1), most)
         part = peers[self._ticks % parts :: parts]
-        doubtful = [each for each in self._doubtful if now >= each.no_fault_before]
-        for connection in {*part, *doubtful}:
+        doubtful = [each for each in self._doubtful if now >= each.liveness.no_fault_before]
+        for connection in dict.fromkeys([*part, *doubtful]):
             self._poll(connection, now)
         # After that, as a kernel needs time to confirm a heartbeat
         beaten = peers[self._ticks % self._between :: self._between]
@@ -129,24 +129,16 @@ class PeerWatch:
             if self._events.is_running(connection):
                 connection.heartbeat()
 
-    def _suspects(self) -> list[HeartbeatConnection]:
-        """The peers whose hosts are being asked."""
-        return list(filter(_is_suspect, self._doubtful))
-
     def poll_suspects(self, now: float) -> None:
         """In each turn: poll the suspects."""
-        for connection in self._suspects():
+        for connection in list(self._suspects):
             self._poll(connection, now)
-        for connection in self._questions.unanswered(now):
-            if connection in self.members and connection.is_unusually_silent():
-                self._events.lose_silent(connection, now)
 
     def due(self, now: float) -> float:
         """When `poll_suspects` is to be called next."""
-        due = self._questions.due()
-        if self._suspects():
-            due = min(due, now + _SUSPECT_POLL)
-        return due
+        if self._suspects:
+            return now + _SUSPECT_POLL
+        return inf
 
     def _poll(self, connection: HeartbeatConnection, now: float) -> None:
         """Read what has arrived; if nothing has, find out whether the peer is still there."""
@@ -154,31 +146,55 @@ class PeerWatch:
             return
         self.read(connection, now)  # rank 0 sends the replies later in this turn
         if self._is_heard(connection, now) or not self._events.is_running(connection):
-            self._doubtful.discard(connection)
+            self._trust(connection)
             return
-        self._doubtful.add(connection)
-        found = connection.fault(now)
+        found = self._doubt(connection, now)
         if found is not None:
             hear = self._heard_by[found.kind]
             hear(connection, found.text, now)
+
+    def _doubt(self, connection: HeartbeatConnection, now: float) -> Finding | None:
+        """Nothing has arrived from a peer: what is wrong with it, if that is known."""
+        self._doubtful.add(connection)
+        found = connection.fault(now)
+        self._follow(connection)
+        return found
+
+    def _follow(self, connection: HeartbeatConnection) -> None:
+        """Poll a doubtful peer in each turn, as long as its host is asked."""
+        if not connection.liveness.is_suspect:
+            self._suspects.discard(connection)
+            return
+        self._doubtful.add(connection)
+        self._suspects.add(connection)
+
+    def _trust(self, connection: HeartbeatConnection) -> None:
+        """Something has arrived from a peer, or its connection has ended."""
+        if connection in self._doubtful:
+            self._doubtful.remove(connection)
+            self._suspects.discard(connection)
+            connection.liveness.trust()
 
     @staticmethod
     def _is_heard(connection: HeartbeatConnection, now: float) -> bool:
         """Whether nothing is to be found out, as something has arrived, or the end."""
         if connection.is_closed:
             return True
-        return connection.unreachable_since is None and connection.heard == now
+        return connection.heard == now and connection.liveness.unreachable_since is None
 
     def has_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a rank at the other end of an open connection has not ended."""
-        members = self.members.get(connection, ())
-        return any(member.end is None for member in members)
+        for member in self.members.get(connection, ()):
+            if member.end is None:
+                return True
+        return False
 
     def question_all(self, now: float) -> None:
         """A signal has arrived here: ask the hosts that are silent."""
         for connection in self.members:
-            if self._events.is_running(connection) and connection.is_unusually_silent():
-                self._questions.ask(connection, now)
+            if self._events.is_running(connection):
+                connection.question(now)
+                self._follow(connection)
 
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message to all."""
@@ -189,7 +205,7 @@ class PeerWatch:
     def end(self, connection: HeartbeatConnection) -> None:
         """A connection has ended, and its peer may return over another one."""
         self.remove_reader(connection)
-        self._doubtful.discard(connection)
+        self._trust(connection)
         connection.end()
 
     def drain(self, connection: HeartbeatConnection, now: float) -> bool:
@@ -209,6 +225,7 @@ class PeerWatch:
     ) -> None:
         """Go on over a new connection."""
         self.remove_reader(connection)
+        self._trust(connection)
         connection.replace(new, channel)
         self.add_reader(connection, partial(self.read, connection))
 
@@ -221,7 +238,7 @@ class PeerWatch:
     def forget(self, connection: HeartbeatConnection) -> list[RankState]:
         """Remove a connection from the peers; returns the ranks at its other end."""
         self.remove_reader(connection)
-        self._doubtful.discard(connection)
+        self._trust(connection)
         members = self.members.pop(connection)
         for member in members:
             member.connection = None
@@ -230,4 +247,3 @@ class PeerWatch:
     def close(self) -> None:
         for connection in (*self.members, *self._abandoned):
             connection.close()
-        self._questions.close()

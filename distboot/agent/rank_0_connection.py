@@ -119,7 +119,7 @@ class Rank0Connection:
             return
         self.peers.end(connection)
         self._link.is_closed = True
-        was_cut = connection.unreachable_since is not None
+        was_cut = connection.liveness.unreachable_since is not None
         if not was_cut or not error.gave_up:
             self._link.return_until = min(self._link.return_until, now + _RETURN_TIMEOUT)
         self.returning.start(now)
@@ -155,7 +155,7 @@ class Rank0Connection:
     def _go_on(self, new: NewConnection, now: float) -> bool:
         """Use a new connection in place of the old one, unless that is open; returns whether it is used."""
         connection = self.connection
-        if not connection.is_closed and connection.unreachable_since is None:
+        if not connection.is_closed and connection.liveness.unreachable_since is None:
             return False
         if not self.peers.drain(connection, now):
             return False
@@ -181,7 +181,7 @@ class Rank0Connection:
         if not connection.is_closed:
             raise ProtocolError("answers what it was not asked")
         connection.confirm(message.received)
-        unreachable_for = connection.unreachable_for(now)
+        unreachable_for = connection.liveness.unreachable_for(now)
         connection.resume(now)
         self.returning.stop()
         self._link.is_closed = False
@@ -203,7 +203,12 @@ class Rank0Connection:
 
     # A connection that is silent
 
-    def lose_silent(self, connection: HeartbeatConnection, now: float) -> None:  # noqa: ARG002
+    def lose_silent(
+        self,
+        connection: HeartbeatConnection,  # noqa: ARG002
+        why: str,  # noqa: ARG002
+        now: float,
+    ) -> None:
         self._lose_silent(now, " when SIGTERM arrived")
 
     def _doubt(self, _: of_job.DoubtRank0, now: float) -> None:
@@ -223,7 +228,7 @@ class Rank0Connection:
         why: str,
         now: float,
     ) -> None:
-        self._link.unreachable_since = connection.unreachable_since
+        self._link.unreachable_since = connection.liveness.unreachable_since
         self.returning.start(now)
         self._shell.apply(self.job.unreachable(why, now), now)
 

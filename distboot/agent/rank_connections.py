@@ -32,8 +32,9 @@ from ..rendezvous.events import EventLog
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import READY, Detach, Go, Resume, Resumed
 from ..rendezvous.protocol import Broadcast, ProtocolError
-from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection
+from .heartbeat import HeartbeatConnection
 from .job_record import JobRecord
+from .liveness import BEATS_OF_RANK_0
 from .peer_connection import DisconnectedError, close_gracefully
 from .peer_watch import DISCONNECTED, PeerWatch
 from .shell import CAUSE, Shell
@@ -49,7 +50,6 @@ _RETURN_TIMEOUT_AFTER_CUT = 3.0
 _GREETED = 1.0  # seconds from the first message of an agent until it is back
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _pid = attrgetter("pid")
-_SILENT = "it did not answer any more when SIGTERM arrived"
 
 
 class RankConnections:
@@ -145,7 +145,7 @@ class RankConnections:
             return
         self.peers.end(connection)
         seconds = _RETURN_TIMEOUT
-        if connection.unreachable_since is not None:
+        if connection.liveness.unreachable_since is not None:
             if error.gave_up:
                 return  # that says nothing about the peer, which may return whenever it can
             seconds = _RETURN_TIMEOUT_AFTER_CUT
@@ -230,7 +230,7 @@ class RankConnections:
         channel = replace(peer.channel, round=self._round)
         self.peers.use(connection, peer.socket, channel)
         connection.send_first(Resumed(connection.received))
-        unreachable_for = connection.unreachable_for(now)
+        unreachable_for = connection.liveness.unreachable_for(now)
         connection.resume(now)
         if unreachable_for:
             self.reachable(connection, unreachable_for, now)
@@ -247,10 +247,15 @@ class RankConnections:
 
     # Silence
 
-    def lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+    def lose_silent(
+        self,
+        connection: HeartbeatConnection,
+        why: str,
+        now: float,
+    ) -> None:
         for member in self.peers.members[connection]:
             if member.is_open:
-                self._lost(member, _SILENT, now, gathering=0.0)
+                self._lost(member, why, now, gathering=0.0)
 
     def unreachable(
         self,
@@ -258,7 +263,7 @@ class RankConnections:
         why: str,
         now: float,
     ) -> None:
-        since = connection.unreachable_since or now
+        since = connection.liveness.unreachable_since or now
         for member in self.peers.members[connection]:
             effects = self.job.unreachable(member.rank, since, why, now)
             self._shell.apply(effects, now)
@@ -364,7 +369,7 @@ class RankConnections:
             self._let_first_end(facts.cause)
 
     def _say_goodbye(self) -> None:
-        reachable = [each for each in self.peers.members if each.unreachable_since is None]
+        reachable = [each for each in self.peers.members if each.liveness.unreachable_since is None]
         close_gracefully(reachable)
 
     def _let_first_end(self, cause: RootCause) -> None:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from supervised import pair
 
 from distboot.agent.claims import Claims
-from distboot.agent.heartbeat import LOST, UNREACHABLE, Finding, HeartbeatConnection
+from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
+from distboot.agent.liveness import LOST, UNREACHABLE, Finding
 from distboot.agent.peer_connection import close_gracefully
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
@@ -105,23 +106,12 @@ def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
         )
 
 
-def test_silent_peer_rests_until_it_can_be_lost(silence: Callable[[float], None]) -> None:
-    with connected() as (line, _):
-        now = line.heard
-        silence(3.0)
-        assert line.fault(now) is None
-        assert line.no_fault_before == pytest.approx(now + 8.25)  # 0.75 * 15 s are over then
-        silence(11.25)
-        line.fault(now + 8.25)
-        assert line.is_suspect
-
-
 def test_peer_that_has_to_confirm_is_asked_often(silence: Callable[[float], None]) -> None:
     with connected() as (line, _):
         silence(3.0)
         line.fault(line.heard)
         line.heartbeat()
-        assert line.no_fault_before == 0.0
+        assert line.liveness.no_fault_before == 0.0
 
 
 def test_last_word_arrives_although_something_is_left_unread() -> None:
