@@ -456,11 +456,13 @@ def heartbeat_timeout(environ: Mapping[str, str]) -> float:
     return found
 
 
-def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
+def join_timeout_setting(
+    environ: Mapping[str, str], given: object = None, name: str = "join_timeout"
+) -> float:
     """The join timeout in seconds; `given`: by the argument or option of this name."""
     if given is not None:
         return readers.seconds(given_by_option(name, given))
-    found: float = value_of("DISTBOOT_JOIN_TIMEOUT", os.environ)
+    found: float = value_of("DISTBOOT_JOIN_TIMEOUT", environ)
     return found
 
 
@@ -470,9 +472,9 @@ def share_env_setting(environ: Mapping[str, str]) -> tuple[str, ...]:
     return found
 
 
-def rendezvous_setting() -> bool:
+def rendezvous_setting(environ: Mapping[str, str]) -> bool:
     """Whether the ranks meet before the framework starts."""
-    found: bool = value_of("DISTBOOT_RENDEZVOUS", os.environ)
+    found: bool = value_of("DISTBOOT_RENDEZVOUS", environ)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ class Launch(NamedTuple):
     nested: Nested | None  # a launcher that the command starts
     # The same if it is the command itself: it gets nothing that is about this process
     inner: Nested | None
+    environ: Mapping[str, str]  # of this process
 
     @property
     def is_for_node(self) -> bool:
@@ -45,7 +45,7 @@ class Launch(NamedTuple):
         `ranks`: how many are started on this node; 0 if this process is the rank.
         """
         per_node = self.options.nproc_per_node
-        environ = dict(os.environ)
+        environ = dict(self.environ)
         if per_node:
             is_one_rank = ranks == placement.world_size == 1
             if is_one_rank:
@@ -67,11 +67,11 @@ class Launch(NamedTuple):
         if self.nested is not None or self.target.is_shell:
             return None
         launcher = self.options.launcher
-        return surroundings.unused(placement, os.environ, launcher)
+        return surroundings.unused(placement, self.environ, launcher)
 
     def warn_of_unused(self, placement: Placement) -> None:
         """Warn of them, unless a wrapper around this one has."""
-        is_inside_wrapper = bool(inherited.about(placement, os.environ).fields)
+        is_inside_wrapper = bool(inherited.about(placement, self.environ).fields)
         if not is_inside_wrapper:
             unused = self.unused(placement)
             surroundings.warn_of_unused(placement, unused)
@@ -124,7 +124,7 @@ class Launch(NamedTuple):
             raise rendezvous_needed(
                 "one process alone cannot tell its local rank, which --bind needs"
             )
-        return cpus_of_ranks(kind, ranks, os.environ)[local_rank]
+        return cpus_of_ranks(kind, ranks, self.environ)[local_rank]
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         """The command in this environment, for example with the local rank."""
@@ -146,7 +146,7 @@ def launch_of(options: SimpleNamespace, target: Target, environ: Mapping[str, st
     inner = nested
     if nested is not None and nested.is_in_shell:
         inner = None
-    return Launch(options, target, nested, inner)
+    return Launch(options, target, nested, inner, environ)
 
 
 def with_ranks(placement: Placement, ranks: int) -> Placement:

@@ -5,7 +5,6 @@ In each round the agents meet, the ranks of this agent get their environments, a
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -124,7 +123,7 @@ class Rounds(NamedTuple):
             report.despite_signals(),
             join_here(
                 self.placement,
-                os.environ,
+                self.launch.environ,
                 options.join_timeout + ending,
                 failed=failed,
                 wanted=self._refuse_if_left,
@@ -175,7 +174,9 @@ class Rounds(NamedTuple):
         from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
 
         if self.ranks:
-            return dict(zip(ranks, cpus_of_ranks(kind, self.ranks, os.environ), strict=True))
+            return dict(
+                zip(ranks, cpus_of_ranks(kind, self.ranks, self.launch.environ), strict=True)
+            )
         return {ranks[0]: self.launch.bound(job.placement)}
 
     def _commands(
@@ -211,9 +212,9 @@ class Rounds(NamedTuple):
         from ..host import network  # here, so that a process that is alone does not pay for it
 
         session = job
-        base = dict(os.environ)
+        base = dict(self.launch.environ)
         if self.ranks:
-            session, base = _session_and_environ_for_rank(job, rank)
+            session, base = _session_and_environ_for_rank(job, rank, base)
         base |= session.shared_variables(base)
         placement = session.placement
         session.link = watch.link(placement.rank)
@@ -234,11 +235,13 @@ class Rounds(NamedTuple):
         return export.merged(exports, base)
 
 
-def _session_and_environ_for_rank(job: Session, rank: int) -> tuple[Session, dict[str, str]]:
+def _session_and_environ_for_rank(
+    job: Session, rank: int, base: Mapping[str, str]
+) -> tuple[Session, dict[str, str]]:
     """The session of a rank of this node, after the nodes have met, and the environment for it."""
     assert job.membership is not None
     numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
-    environ = export.base_environ(os.environ)
+    environ = export.base_environ(base)
     for name, field in zip(RANK, NUMBERS, strict=True):
         environ[name] = str(numbers[field])
     address = {

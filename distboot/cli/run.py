@@ -36,32 +36,33 @@ if TYPE_CHECKING:
 
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
-    options, given = parse(words)
+    environ = os.environ  # which everything below is given
+    options, given = parse(words, environ)
     try:
-        placement = detect_here(launcher=options.launcher)
+        placement = detect_here(environ, launcher=options.launcher)
     except DistbootError as error:
         torchrun_options.refuse_unnumbered(options, error)
         raise
-    warn_of_unknown(os.environ, placement.rank, placement.who)
+    warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
-        complete(options, os.environ)
+        complete(options, environ)
         torchrun_options.refuse_different(options, placement)
         target = target_of(given)
-        launch = launch_of(options, target, os.environ)
+        launch = launch_of(options, target, environ)
         check_local_rank(options, target, launch.nested, placement)
         warn_of_misplaced(target, placement)
-        warn_of_world_size(placement, os.environ)
+        warn_of_world_size(placement, environ)
         if not launch.is_for_node:
             refuse_unless_rank(placement)
         if launch.inner is None:
-            fit_to_script(options, target, os.environ)
+            fit_to_script(options, target, environ)
         else:
             _refuse_binding(launch.inner, options.bind)
             options.framework = "none"
         if options.nproc_per_node:
             return _run_node(launch, placement)
         launch.warn_of_unused(placement)
-        bound_cpus.warn_of_rank(placement, os.environ)
+        bound_cpus.warn_of_rank(placement, environ)
         return _run_rank(launch, export.require_master(placement))
 
 
@@ -85,7 +86,7 @@ def _run_rank(launch: Launch, placement: Placement) -> int:
         logs = launch.logs(placement.rank, placement.who)
     except DistbootError as error:  # the other ranks receive it, too
         problem = error
-    if rendezvous_setting() and _needs_agent(launch, placement):
+    if rendezvous_setting(launch.environ) and _needs_agent(launch, placement):
         return _run_in_job(launch, placement, launch.target.missing() or problem, logs)
     if options.report and placement.rank == 0:
         log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
@@ -108,16 +109,16 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
     """Run the command of a process without others, or with the rendezvous off."""
     options = launch.options
     export.wait_until_resolves(placement, options.join_timeout)
-    others = _torch.torchelastic_variables(placement, os.environ)
+    others = _torch.torchelastic_variables(placement, launch.environ)
     # The start for torch does not pay for sockets
     if options.framework != "torch" and launch.inner is None:
         from ..agent.session import alone
 
         session = alone(placement, options.join_timeout)
-        others = frameworks.exports(options.framework, session, os.environ)
+        others = frameworks.exports(options.framework, session, launch.environ)
     bound = launch.bound(placement)
-    exports = launch.exports(placement, os.environ, others=others, bound=bound)
-    environ = export.merged(exports, os.environ)
+    exports = launch.exports(placement, launch.environ, others=others, bound=bound)
+    environ = export.merged(exports, launch.environ)
     if options.exec:
         become(launch.words(environ), environ, cpus=bound)
     command = Command(launch.words(environ), environ, logs=logs, cpus=bound)
@@ -146,14 +147,14 @@ def _run_node(launch: Launch, placement: Placement) -> int:
             f"leave {name} out: python -m distboot --nproc-per-node N script.py …; "
             "or leave --nproc-per-node out",
         )
-    ranks = count_of(options.nproc_per_node, placement, os.environ)
-    if not rendezvous_setting():
+    ranks = count_of(options.nproc_per_node, placement, launch.environ)
+    if not rendezvous_setting(launch.environ):
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         bound_cpus.warn_of_node(placement)
         launch.warn_of_unused(with_ranks(placement, ranks))
-        problem = launch.target.missing() or _why_not_bound(options.bind, ranks)
+        problem = launch.target.missing() or _why_not_bound(launch, ranks)
         if problem is None and options.log_dir is not None:
             # The ranks, and so their log files, have no names yet
             from ..agent.logs import folder_problem
@@ -162,13 +163,14 @@ def _run_node(launch: Launch, placement: Placement) -> int:
         return _run_in_job(launch, export.require_master(placement), problem, ranks=ranks)
 
 
-def _why_not_bound(kind: str, ranks: int) -> DistbootError | None:
+def _why_not_bound(launch: Launch, ranks: int) -> DistbootError | None:
     """Why the ranks of this node cannot be bound to CPUs."""
+    kind = launch.options.bind
     if kind != "none":
         from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
 
         try:
-            cpus_of_ranks(kind, ranks, os.environ)
+            cpus_of_ranks(kind, ranks, launch.environ)
         except DistbootError as error:
             return error
     return None
@@ -193,7 +195,7 @@ def _run_in_job(
     warn_of_signals(placement, settings.stop_signals)
     restarts = Restarts(
         restart_settings,
-        os.environ,
+        launch.environ,
         who=_agent_name(placement, ranks),
         of_launcher=launch.nested is not None,
     )
@@ -207,7 +209,7 @@ def _run_in_job(
 def _supervision(launch: Launch, placement: Placement, ranks: int) -> SupervisionSettings:
     """The settings for the agent; warns of what makes it see less."""
     options = launch.options
-    settings = supervision_settings(os.environ, options.grace, options.report, options.check)
+    settings = supervision_settings(launch.environ, options.grace, options.report, options.check)
     apart = launch.apart(placement, ranks)
     if apart and placement.rank == 0:
         log_line(placement.who, escape_control(apart))

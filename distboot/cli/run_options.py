@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,29 +125,32 @@ def run_parser() -> Parser:
     )
 
 
-def parse(words: list[str]) -> tuple[SimpleNamespace, list[str]]:
-    """The options of `run`, and the target with its arguments."""
+def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNamespace, list[str]]:
+    """The options of `run`, and the target with its arguments.
+
+    What the command is to know, too, is in `environ` then; what is not for the ranks is not.
+    """
     has_no_options = bool(words) and begins_target(words[0])
     if has_no_options:
         options = _defaults()
         target = list(words)
     else:
-        options, target = _parsed(words)
+        options, target = _parsed(words, environ)
     if target[:1] == ["--module"]:
         target[0] = "-m"
     if options.share_env is not None:
-        settings.value_of("DISTBOOT_SHARE_ENV", os.environ, options.share_env)
-        os.environ["DISTBOOT_SHARE_ENV"] = options.share_env
+        settings.value_of("DISTBOOT_SHARE_ENV", environ, options.share_env)
+        environ["DISTBOOT_SHARE_ENV"] = options.share_env
     if options.log_format is not None:
-        settings.value_of("DISTBOOT_LOG_FORMAT", os.environ, options.log_format)
-        os.environ["DISTBOOT_LOG_FORMAT"] = options.log_format
+        settings.value_of("DISTBOOT_LOG_FORMAT", environ, options.log_format)
+        environ["DISTBOOT_LOG_FORMAT"] = options.log_format
     options.nproc_per_node = settings.value_of(
-        "DISTBOOT_NPROC_PER_NODE", os.environ, options.nproc_per_node
+        "DISTBOOT_NPROC_PER_NODE", environ, options.nproc_per_node
     )
-    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
+    environ.pop("DISTBOOT_NPROC_PER_NODE", None)
     if not target:
         run_parser().error("no script, module or command to run")
-    torchrun_options.apply(options, os.environ)
+    torchrun_options.apply(options, environ)
     target = torchrun_options.without_separator(options, target)
     if options.exec:
         _refuse_with_exec(options)
@@ -161,14 +163,16 @@ def _defaults() -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
-def _parsed(words: list[str]) -> tuple[SimpleNamespace, list[str]]:
+def _parsed(
+    words: list[str], environ: MutableMapping[str, str]
+) -> tuple[SimpleNamespace, list[str]]:
     """The options that are given, and what follows them."""
     parser = run_parser()
     own, target = parser.split(words)
     # In the environment, for the command too; at once, for errors in the other options
     log_format = _value_of("--log-format", own)
     if log_format == "json":
-        os.environ["DISTBOOT_LOG_FORMAT"] = log_format
+        environ["DISTBOOT_LOG_FORMAT"] = log_format
     return parser.parse_args(own, SimpleNamespace()), target
 
 
@@ -199,7 +203,9 @@ def _refuse_with_exec(options: SimpleNamespace) -> None:
 def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
     """Add what the environment sets and no option does; refuse what is invalid or impossible."""
     settings.refuse_invalid(environ, _overridden(options))
-    options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
+    options.join_timeout = settings.join_timeout_setting(
+        environ, options.join_timeout, "--join-timeout"
+    )
     options.grace = settings.grace_setting(environ, options.grace)
     options.check = settings.value_of("DISTBOOT_CHECK", environ, options.check)
     options.bind = settings.value_of("DISTBOOT_BIND", environ, options.bind)

@@ -2,7 +2,7 @@
 
 | the agent is | where |
 |---|---|
-| in the wrapper around this process | the wrapper is an agent: the ranks have met already |
+| in the wrapper around this process | the ranks have met already |
 | a process beside this one, the sidecar | several ranks, or a report is to be written |
 | a thread of this process | the sidecar did not start: failure detection is off |
 | not there | the process is alone, or the rendezvous is off |
@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,19 +46,32 @@ class Call(NamedTuple):
 
     placement: Placement
     options: frameworks.Options
+    environ: Mapping[str, str]  # of this process; `exported` changes it
+    called: float  # when, in seconds since the epoch
     join_timeout: float
     supervision: settings.SupervisionSettings
     launcher: str | None  # that the caller named
 
 
-def meeting(call: Call, exported: EnvTransaction) -> AbstractContextManager[Session]:
+class AgentAround(NamedTuple):
+    """The agent in the wrapper around this process."""
+
+    link: AgentLink
+    result: JoinResult
+
+
+def meet(
+    call: Call, exported: EnvTransaction, around: AgentAround | None
+) -> AbstractContextManager[Session]:
     """All ranks together; where the rendezvous is off, what this process's environment proves."""
+    if around is not None:
+        return _with_wrapper(call, around)
     call, for_plan = _planned(call)
-    has_rendezvous = settings.rendezvous_setting()
+    has_rendezvous = settings.rendezvous_setting(call.environ)
     report = call.supervision.report
     if has_rendezvous and call.placement.world_size == 1 and report is None:
         # A process that is alone needs no agent
-        return join_here(call.placement, os.environ, call.join_timeout, **for_plan)
+        return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
     from ..report.files import StartupReport
 
     startup = StartupReport(report, call.placement)
@@ -94,17 +106,15 @@ def _planned(call: Call) -> tuple[Call, dict[str, Any]]:
 
 
 @contextmanager
-def met_in_wrapper(
-    call: Call, link: AgentLink, result: JoinResult, called: float
-) -> Iterator[Session]:
-    """All ranks together, as the wrappers' agents have let them meet; `called`: since when."""
+def _with_wrapper(call: Call, around: AgentAround) -> Iterator[Session]:
+    """All ranks together, as the wrappers' agents have let them meet."""
     from ..agent import sidecar_start
 
-    job = _session(call, link)
+    job = _session(call, around.link)
     job.count = next(_starts)
     job.is_watched = call.supervision.detects
-    job.take(result)
-    job.steps[CALLED] = called
+    job.take(around.result)
+    job.steps[CALLED] = call.called
     job.steps[ALL_CALLED] = time.time()
     yield job
     sidecar_start.tell_steps(job)
@@ -130,14 +140,14 @@ def _with_sidecar(
 
     placement = call.placement
     try:
-        plan, problem = plan_of(placement, os.environ, call.join_timeout, **for_plan)
+        plan, problem = plan_of(placement, call.environ, call.join_timeout, **for_plan)
         job = _session(call, sidecar.link)
         job.when_ready = lambda: sidecar.take_over(job)
         with report.despite_signals(), joining(job, problem, report.failed):
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 # The import of torch reads these
-                exported.write(thread_variables(placement, os.environ))
+                exported.write(thread_variables(placement, call.environ))
                 frameworks.preload(call.options, job)
             job.take(sidecar.link.joined(plan.join_timeout))
         with report.until_watched(job):
@@ -164,7 +174,7 @@ def _without_sidecar(
         f"{why}",
     )
     supervision = call.supervision._replace(detects=False, report=None)
-    with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
+    with join_here(placement, call.environ, call.join_timeout, **for_plan) as job:
         with WrapperAgent(job, supervision, None) as agent:
             job.link = agent.link(placement.rank)
             job.framework = call.options.describe()

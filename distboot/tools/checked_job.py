@@ -32,7 +32,7 @@ def report_of(context: Context) -> dict[str, Any]:
     context.close()
     if context.rank != 0:
         return {}
-    if not rendezvous_setting():
+    if not rendezvous_setting(os.environ):
         raise rendezvous_needed("this command needs what rank 0 learns when the ranks meet")
     if log is None:
         raise DistbootError(

@@ -42,7 +42,7 @@ def env(arguments: list[str]) -> int:
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         placement = require_master(placement)
-        wait_until_resolves(placement, join_timeout_setting(None))
+        wait_until_resolves(placement, join_timeout_setting(os.environ))
     exports = variables(placement, os.environ, named=options.launcher)
     if options.json:
         emit(json.dumps(exports))

@@ -53,7 +53,7 @@ def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> 
 
 def test_options_are_the_same_without_argparse() -> None:
     by_argparse = run_parser().parse_args([])
-    options, _ = parse(["say.py"])
+    options, _ = parse(["say.py"], {})
     assert vars(options) == vars(by_argparse)
 
 

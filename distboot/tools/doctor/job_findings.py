@@ -60,7 +60,7 @@ def examine_job(machine: Machine, own: list[Finding]) -> JobFindings | None:
         with_rank(placement.who),
         # Where nodes are numbered, one process of each checks it: as if it started one rank there.
         join_here(
-            require_master(placement), environ, join_timeout_setting(None), ranks=int(is_node)
+            require_master(placement), environ, join_timeout_setting(environ), ranks=int(is_node)
         ) as job,
     ):
         groups = grouped(gathered(job, own))
