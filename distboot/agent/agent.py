@@ -155,8 +155,7 @@ class Agent:
 
         connections = self.shell.connections
         assert isinstance(connections, RankConnections)
-        server.resume = connections.take_back
-        server.greeted = connections.expect_return
+        server.returns = connections
         self.loop.add_reader(
             server.pool.fileno(),
             lambda _: server.serve(),

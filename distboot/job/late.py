@@ -126,8 +126,6 @@ class LateService(Service):
         # Seconds without movement that an agent reports, at the least, of a rank that has stalled
         self._least = after - min(_TOLERANCE, after / 2)
         self._hang_after = facts.settings.hang_after or inf
-        # Seconds between two questions to all
-        self._interval = max(1.0, len(facts.members) / _ASKED_A_SECOND)
         self.handlers = {
             Stalled: self._stalled,
             Position: self._located,
@@ -149,7 +147,9 @@ class LateService(Service):
 
     def _stalled(self, _member: RankState, _message: Stalled, now: float) -> None:
         if self.wait is None:
-            earliest = max(now, self._question.asked_at + self._interval)
+            # Seconds between two questions to all
+            interval = max(1.0, len(self._facts.members) / _ASKED_A_SECOND)
+            earliest = max(now, self._question.asked_at + interval)
             self._next = min(self._next, earliest)
 
     def _located(self, member: RankState, message: Position, now: float) -> None:

@@ -21,29 +21,26 @@ of them would wait for its own timeout. Peers that are not part of this job, or 
 started, are refused with the reason, and the job continues.
 
 After the rendezvous the agent owns the connections (`detach_all`). The coordinator only still
-refuses late ranks (`serve`), and passes on agents that have lost their connection (`resume`).
+refuses late ranks (`serve`), and passes on agents that have lost their connection (`returns`).
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from ..base.errors import DistbootError
 from ..base.text import (
     escape_control,
     log_line,
-    nodes_said,
-    ranks_said,
     short_repr,
     without_mapping,
 )
-from ..host import FRAMEWORK
 from .connection_pool import (
     Connection,
     ConnectionPool,
@@ -80,12 +77,40 @@ from .protocol import (
 
 _ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
 _LINGER = 0.5  # seconds for which ranks that come after a failure are told of it
-# Seconds; beyond that logs cannot be compared and credentials expire early
-_MOST_SKEW = 30.0
-_MOST_GROUPS = 4  # groups of ranks that one fact names
-_HINT_AT_FRAMEWORKS = (
-    "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
-)
+
+
+class _Deadline(NamedTuple):
+    """When the wait for all ranks ends, and what ends it, as the error has it."""
+
+    end: float  # monotonic
+    said: str
+
+
+class WhyMissing(NamedTuple):
+    """Why ranks may be missing, to follow their names, and what to do about it."""
+
+    said: str
+    hint: str
+
+
+class TakesBack(Protocol):
+    """The agent of rank 0, to which an agent returns that has lost its connection."""
+
+    def expect_return(self) -> None:
+        """A process greets, which may be such an agent."""
+
+    def take_back(self, peer: Connection, message: Resume) -> None:
+        """An agent goes on over a new connection; `ProtocolError`: it cannot."""
+
+
+class _TakesNobodyBack:
+    """As long as there is no agent."""
+
+    def expect_return(self) -> None:
+        pass
+
+    def take_back(self, peer: Connection, message: Resume) -> None:  # noqa: ARG002
+        raise ProtocolError(f"goes on as rank {message.agent}, and no connection of it was lost")
 
 
 class Coordinator:
@@ -98,19 +123,19 @@ class Coordinator:
         # Called while it waits; raises to end the wait
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
-        from .join_table import JoinTable  # here and below, as only rank 0 needs it
+        # Here, as only rank 0 needs them, and before connections may take the last file
+        from . import differences  # noqa: F401
+        from .join_table import JoinTable
 
-        if plan.secret:  # before connections may take the last file
-            from . import authentication  # noqa: F401 - here, as few jobs have a secret
+        if plan.secret:
+            from . import authentication  # noqa: F401
 
         own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # differences between ranks
         self.log = JoinLog(own)
-        self.reachability_hint = ""  # why ranks may be missing, printed with them
-        self.hint = _hint_for_missing(plan, self.table.unit)
+        self.why_missing = WhyMissing("", _hint_for_missing(plan, self.table.unit))
         self._plan = plan
-        self._own = own
         self._wanted = wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._handle, self._lost, self._say)
@@ -118,23 +143,19 @@ class Coordinator:
         self.open_files = allow_files(self.pool.room, self._say, own.ranks)
         self._connections: dict[int, Connection] = {}  # by rank
         self._has_met = False
-        # Accepts an agent that has lost its connection; may raise `ProtocolError`
-        self.resume: Callable[[Connection, Resume], None] = _refuse_resume
-        self.greeted: Callable[[], object] = lambda: None  # called before that
+        self.returns: TakesBack = _TakesNobodyBack()
         self._failure: Failed | None = None  # why the job cannot start, as all ranks are told
         self._told = 0  # ranks that were sent the failure
-        self._end = 0.0  # when the wait ends
-        self._limit = ""  # what ends it, as the error has it
+        self._deadline = _Deadline(0.0, "")
 
     def wait_for_join(self) -> Membership:
         """Wait for all ranks and send them the membership, or the `DistbootError` that this
         raises.
         """
         limit = self._plan.join_timeout
-        self._end = time.monotonic() + limit
-        self._limit = f"within {limit:g} s"
+        self._deadline = _Deadline(time.monotonic() + limit, f"within {limit:g} s")
         try:
-            self.table.add(self._own)
+            self.table.add(self._plan.own)
             self._gather()
             membership = self._build()
             self._compare(membership)
@@ -158,8 +179,8 @@ class Coordinator:
             master_addr=self._reached(),
             # This process may have replaced an earlier rank 0: the others know the next round.
             round=max(record.round for record in records),
-            max_restarts=self._own.max_restarts,
-            heartbeat_timeout=self._own.heartbeat_timeout,
+            max_restarts=self._plan.own.max_restarts,
+            heartbeat_timeout=self._plan.own.heartbeat_timeout,
             resume_port=resume_port,
             shared=self._plan.shared,
         )
@@ -169,6 +190,8 @@ class Coordinator:
         return membership
 
     def _compare(self, membership: Membership) -> None:
+        from .differences import consistency_warnings, refuse_several_frameworks
+
         records = self.table.in_order()
         refuse_several_frameworks(records, membership)
         self.warnings = consistency_warnings(records, membership, Clocks(self.log).offsets())
@@ -206,7 +229,7 @@ class Coordinator:
         """The own address that most ranks of other nodes have connected to; None without any."""
         addresses: Counter[str] = Counter()
         for rank, peer in self._connections.items():
-            if self.table.records[rank].node != self._own.node:
+            if self.table.records[rank].node != self._plan.own.node:
                 addresses[without_mapping(peer.socket.getsockname()[0])] += 1
         if not addresses:
             return None
@@ -214,11 +237,11 @@ class Coordinator:
 
     def _missing(self) -> DistbootError:
         table = self.table
-        why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
+        why = f"{table.describe_departed()}{self.why_missing.said}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size}"
         missing = table.describe_missing()
-        text = f"{joined} {table.unit}s joined {self._limit}; missing: {missing}{why}"
-        hint = self.hint
+        text = f"{joined} {table.unit}s joined {self._deadline.said}; missing: {missing}{why}"
+        hint = self.why_missing.hint
         if self.pool.remedy:
             hint = f"{self.pool.remedy}; or {hint}"
         return DistbootError("missing-rank", text, hint)
@@ -234,12 +257,12 @@ class Coordinator:
             while not self.table.is_complete:
                 self._wanted()
                 now = time.monotonic()
-                if now >= self._end:
+                if now >= self._deadline.end:
                     raise self._missing()
                 if now >= shown.due:
-                    shown.show(len(self.table.records), self._progress(), self._end - now)
+                    shown.show(len(self.table.records), self._progress(), self._deadline.end - now)
                 try:
-                    self.pool.poll(max(min(self._end, shown.due) - now, 0.0))
+                    self.pool.poll(max(min(self._deadline.end, shown.due) - now, 0.0))
                 except OutOfFilesError as error:
                     raise self._too_few_files(error) from None
         finally:
@@ -247,7 +270,7 @@ class Coordinator:
 
     def _progress(self) -> str:
         table = self.table
-        return f"{table.progress()}{table.describe_departed()}{self.reachability_hint}"
+        return f"{table.progress()}{table.describe_departed()}{self.why_missing.said}"
 
     def _too_few_files(self, error: OutOfFilesError) -> DistbootError:
         table = self.table
@@ -287,7 +310,7 @@ class Coordinator:
         peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
         peer.welcomed = time.time()
         if self._has_met:
-            self.greeted()
+            self.returns.expect_return()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
@@ -317,12 +340,16 @@ class Coordinator:
             earlier.rank = None
             self.pool.drop(earlier)
         self.log.joined(record, peer.welcomed)
+        self._hurry(record)
+
+    def _hurry(self, record: WorkerInfo) -> None:
+        """When the first join timeout is over, all ranks are told which are missing."""
+        said = self._deadline.said
         end = time.monotonic() + record.patience
-        if end < self._end - 1.0:
-            unit = self.table.unit
-            self._limit = f"within the join timeout of {unit} {rank}, which was over first"
-        # When the first join timeout is over, all ranks are told which are missing
-        self._end = min(end, self._end)
+        if end < self._deadline.end - 1.0:
+            which = f"{self.table.unit} {record.rank}"
+            said = f"within the join timeout of {which}, which was over first"
+        self._deadline = _Deadline(min(end, self._deadline.end), said)
 
     def _refuse_second(self, record: WorkerInfo) -> None:
         """Refuse one connection, and not the job, if the rank is there already."""
@@ -330,7 +357,9 @@ class Coordinator:
         first = self.table.records.get(rank, record)
         if self._has_met:
             when = "after the roll call"
-        elif first.process != record.process and max(self._own.round, first.round, record.round):
+        elif first.process != record.process and max(
+            self._plan.own.round, first.round, record.round
+        ):
             # After a restart: a lost agent, and the one in its place. The job needs one of them.
             when = "a second time"
         else:
@@ -347,7 +376,7 @@ class Coordinator:
             raise ProtocolError(f"is not the process that joined as rank {message.agent}")
         if peer.frames.missing != HEADER:
             raise ProtocolError("sends more before it is answered")
-        self.resume(peer, message)
+        self.returns.take_back(peer, message)
         self.pool.detach(peer)
 
     def _lost(self, peer: Connection) -> None:
@@ -362,8 +391,8 @@ class Coordinator:
         self._broadcast(failure)
         self._failure = failure
         self._told = len(self._connections)
-        end = min(self._end, time.monotonic() + _LINGER)
-        while self._told < self._own.world_size - 1:
+        end = min(self._deadline.end, time.monotonic() + _LINGER)
+        while self._told < self._plan.own.world_size - 1:
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -393,97 +422,3 @@ def _hint_for_missing(plan: JoinPlan, unit: str) -> str:
     if plan.size:
         return f"{hint}; or {plan.size} is too large"
     return hint
-
-
-def _refuse_resume(_: Connection, message: Resume) -> None:
-    raise ProtocolError(f"goes on as rank {message.agent}, and no connection of it was lost")
-
-
-def consistency_warnings(
-    records: Sequence[WorkerInfo], membership: Membership, skews: Mapping[int, float]
-) -> list[str]:
-    """Lines like "ranks 8-15 (node 1): torch 2.12.0, others 2.13.0".
-
-    Args:
-        records: in the order of ranks.
-        membership: of the job.
-        skews: seconds by which the clock of a rank is ahead of rank 0's.
-    """
-    node_of = membership.node_of()
-    tables = [dict(record.facts) for record in records]
-    names: set[str] = set()
-    if len({record.facts for record in records}) > 1:
-        names.update(*tables)
-    found: list[str] = []
-    for name in sorted(names):
-        found += _describe_fact(name, [table.get(name) for table in tables], node_of)
-    return found + _describe_clocks(skews, node_of)
-
-
-def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Membership) -> None:
-    """Refuse ranks that start different frameworks, or one in different ways: they cannot meet."""
-    chosen = [dict(record.facts).get(FRAMEWORK) for record in records]
-    if None in chosen or len(set(chosen)) == 1:
-        return
-    differences = _describe_fact(FRAMEWORK, chosen, membership.node_of())
-    raise DistbootError("membership-mismatch", "; ".join(differences), _HINT_AT_FRAMEWORKS)
-
-
-def _describe_fact(
-    name: str, values: Sequence[str | None], node_of: Mapping[int, int]
-) -> list[str]:
-    """A line for each group of ranks whose value is not the most frequent one."""
-    groups: dict[str | None, list[int]] = defaultdict(list)
-    for rank, value in enumerate(values):
-        groups[value].append(rank)
-    usual, *odd = sorted(groups, key=lambda value: (-len(groups[value]), groups[value][0]))
-    rest = "most"
-    if len(odd) == 1:
-        rest = "others"
-    lines = []
-    for value in odd[:_MOST_GROUPS]:
-        here = f"{_describe_ranks(groups[value], node_of)}: {_describe_value(name, value)}"
-        lines.append(f"{here}, {rest} {_short_value(name, usual)}")
-    more = len(odd) - _MOST_GROUPS
-    if more > 0:
-        lines.append(f"{escape_control(name.rstrip('='))}: {more} more values on other ranks")
-    return lines
-
-
-def _describe_value(name: str, value: str | None) -> str:
-    if name == "accelerators":
-        return f"{_short_value(name, value)} accelerators visible"
-    if name.endswith("=") and value is not None:
-        return f"{escape_control(name)}{_short_value(name, value)}"
-    return f"{escape_control(name.rstrip('='))} {_short_value(name, value)}"
-
-
-def _short_value(name: str, value: str | None) -> str:
-    is_setting = name.endswith("=")
-    if value is None:
-        return "not set" if is_setting else "not there"
-    if is_setting:
-        return short_repr(value)
-    return escape_control(value)
-
-
-def _describe_clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]:
-    """Compare with the median: rank 0's own clock may be the one that is wrong."""
-    clocks = {0: 0.0, **skews}
-    middle = sorted(clocks.values())[len(clocks) // 2]
-    lines = []
-    for sign, how in ((1, "ahead of"), (-1, "behind")):
-        off: dict[int, float] = {}
-        for rank, clock in sorted(clocks.items()):
-            seconds = sign * (clock - middle)
-            if seconds > _MOST_SKEW:
-                off[rank] = seconds
-        if off:
-            ranks = _describe_ranks(list(off), node_of)
-            most = max(off.values())
-            lines.append(f"{ranks}: clock up to {most:.0f} s {how} that of the others")
-    return lines
-
-
-def _describe_ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
-    return f"{ranks_said(ranks)} {nodes_said(sorted({node_of[rank] for rank in ranks}))}"

@@ -15,7 +15,7 @@ from ..base.errors import DistbootError
 from ..base.text import escape_control, log_line
 from ..host import network
 from .connection_pool import allow_files
-from .coordinator import Coordinator
+from .coordinator import Coordinator, WhyMissing
 from .events import Event, EventLog
 from .membership import LOOPBACK, JoinPlan, JoinResult
 
@@ -236,9 +236,10 @@ class Joined:
         if plan.source == "MASTER_ADDR":
             name = plan.source
         own_name = escape_control(socket.gethostname())
-        coordinator.reachability_hint = f"; {name} is {where}, which {problem}"
-        coordinator.hint = (
-            f"set MASTER_ADDR to the host of {unit} 0, which is {own_name}; or {coordinator.hint}"
+        remedy = f"set MASTER_ADDR to the host of {unit} 0, which is {own_name}"
+        coordinator.why_missing = WhyMissing(
+            f"; {name} is {where}, which {problem}",
+            f"{remedy}; or {coordinator.why_missing.hint}",
         )
 
 
