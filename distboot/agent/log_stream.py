@@ -56,12 +56,8 @@ class LogStream:
         file: LogFile | None,
         who: str | None,
     ) -> None:
-        self._name = name
-        self._console = console  # our own stream; None: it is closed, or its reader has gone
-        # Whether lines of this process go to the same file
-        self._is_shared = _is_same_file(console, _STDERR)
+        self._ours = _OwnStream(name, console, who)
         self._file = file
-        self._who = who
         self._lines: PlainLines | PrefixedLines = PlainLines()
         if prefix:
             self._lines = PrefixedLines(prefix)
@@ -73,10 +69,7 @@ class LogStream:
         self._held = b""  # of a line whose end has not arrived
         self._held_since = 0.0
         self._moved = 0.0  # when something was read or written
-        self._ended = inf  # when the child was seen to have ended
-        self._owed = 0  # bytes that it has left in the pipe
-        self._reader_timeout = _READER_TIMEOUT
-        self._linger = _LINGER
+        self._end = _ChildEnd()
 
     def wake(self, *, hurry: bool) -> None:
         """The child has ended."""
@@ -121,9 +114,9 @@ class LogStream:
     def _end_of_reading(self) -> float:
         if self._held:
             return self._held_since + _HOLD
-        if self._owed > 0:
+        if self._end.owed > 0:
             return self._lines.due
-        return min(self._ended + self._linger, self._lines.due)
+        return min(self._end.lingers_until, self._lines.due)
 
     def _is_ready(self, file: int, event: int, end: Callable[[], float]) -> bool:
         """Wait for a file until an end, which may change while we wait."""
@@ -144,18 +137,18 @@ class LogStream:
 
     def _child_ended(self, woken_by: bytes, now: float) -> None:
         """What the child has written is in the pipe by now."""
-        if self._ended == inf:
-            self._ended = now
-            self._owed = _bytes_in(self._pipe)
+        if self._end.seen == inf:
+            self._end.seen = now
+            self._end.owed = _bytes_in(self._pipe)
         if _HURRY in woken_by:
-            self._reader_timeout = _HURRIED_READER_TIMEOUT
-            self._linger = 0.0
+            self._end.reader_timeout = _HURRIED_READER_TIMEOUT
+            self._end.linger = 0.0
 
     def _read(self) -> None:
         self._is_passing = True
         data = os.read(self._pipe, _MOST)
-        self._owed -= len(data)
-        is_last = self._owed <= 0 and self._moved >= self._ended + self._linger
+        self._end.owed -= len(data)
+        is_last = self._end.owed <= 0 and self._moved >= self._end.lingers_until
         self._goes_on = bool(data) and not is_last
         self._pass_lines(data)
         self._is_passing = False
@@ -181,45 +174,76 @@ class LogStream:
         if not data:
             return
         if self._file is not None:
-            self._file.write(data, self._name)
+            self._file.write(data, self._ours.name)
         shown = self._lines.feed(data, time.monotonic())
         self._show(shown)
 
     def _show(self, data: bytes) -> None:
-        while data and self._console is not None:
-            if not self._is_ready(self._console, select.POLLOUT, self._end_of_writing):
-                self._give_up()
+        while data and self._ours.file is not None:
+            if not self._is_ready(self._ours.file, select.POLLOUT, self._end_of_writing):
+                self._ours.give_up(is_in_file=self._file is not None)
                 return
             try:
-                written = os.write(self._console, data[: _end_of_piece(data)])
+                written = self._ours.write(data)
             except BlockingIOError:  # another process has made it so, and was quicker
                 continue
-            except OSError as error:
-                self._lose_console(error)
+            except OSError as error:  # our reader has gone; the child finds the same as we did
+                self._ours.lose(error)
+                self._goes_on = False
                 return
-            if self._is_shared:
-                text.is_line_open = data[written - 1] != _NEWLINE
             data = data[written:]
 
     def _end_of_writing(self) -> float:
-        return max(self._moved, self._ended) + self._reader_timeout
+        return max(self._moved, self._end.seen) + self._end.reader_timeout
 
-    def _give_up(self) -> None:
+
+class _ChildEnd:
+    """What is known of the end of the child, and how long its stream goes on after it."""
+
+    def __init__(self) -> None:
+        self.seen = inf  # when
+        self.owed = 0  # bytes that it has left in the pipe
+        self.reader_timeout = _READER_TIMEOUT
+        self.linger = _LINGER
+
+    @property
+    def lingers_until(self) -> float:
+        return self.seen + self.linger
+
+
+class _OwnStream:
+    """The stream of this process to which a stream of the child is passed on."""
+
+    def __init__(self, name: str, file: int | None, who: str | None) -> None:
+        self.name = name
+        self.file = file  # None: it is closed, or its reader has gone
+        self._who = who
+        # Whether lines of this process go to the same file
+        self._is_shared = _is_same_file(file, _STDERR)
+
+    def write(self, data: bytes) -> int:
+        """Write a piece; returns how many bytes that were."""
+        assert self.file is not None
+        written = os.write(self.file, data[: _end_of_piece(data)])
+        if self._is_shared:
+            text.is_line_open = data[written - 1] != _NEWLINE
+        return written
+
+    def give_up(self, *, is_in_file: bool) -> None:
         """The child has ended, and our reader takes nothing."""
         rest = "is lost"
-        if self._file is not None:
+        if is_in_file:
             rest = "is in the log file only"
-        what = f"{self._name} is not read: the end of the command's output {rest}"
+        what = f"{self.name} is not read: the end of the command's output {rest}"
         log_line(self._who, f"warning: {what}")
-        self._console = None
+        self.file = None
 
-    def _lose_console(self, error: OSError) -> None:
-        """Our reader has gone; the child finds the same as we did."""
+    def lose(self, error: OSError) -> None:
+        """Our reader has gone."""
         if error.errno != errno.EPIPE:
-            what = f"{self._name} cannot be written to: {error.strerror}"
+            what = f"{self.name} cannot be written to: {error.strerror}"
             log_line(self._who, f"warning: {what}")
-        self._console = None
-        self._goes_on = False
+        self.file = None
 
 
 _NEWLINE = ord("\n")
