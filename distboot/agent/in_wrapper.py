@@ -1,18 +1,16 @@
 """The agent in the wrapper: a thread beside its loop on signals, which watches the children.
 
 The main thread calls the methods here; what they change belongs to the agent's thread, which they
-wake up (`_call`). What they read there is set once.
+wake up (`_calls`). What they read there is set once.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from ..base.process import Process
@@ -23,12 +21,13 @@ from ..job.messages import Phases, Register
 from ..rendezvous.events import COMMAND
 from ..rendezvous.membership import EarlierAgent
 from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
-from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
+from .calls import Calls
 from .hook_reader import HookReader
 from .link import VARIABLE, AgentLink
 from .monitored_process import MonitoredProcess
 from .rank_process import RankProcess
+from .rank_start import RankStart
 from .script_failure import LOOK, PRINTING
 from .session import Session
 
@@ -58,29 +57,18 @@ class WrapperAgent:
         self._job = job
         self._settings = settings
         self._restarts = restarts
-        self._secret = job.joined.plan.secret
+        plan = job.joined.plan
+        self._secret = plan.secret
         self._agent = Agent(job.joined, settings, held=True)
         self._shell = self._agent.shell
         self.ranks = self._agent.ranks
-        self.may_restart = self._shell.facts.may_restart
         if restarts is not None:
             self._begin_round(restarts)
-        self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        # By rank, the pipe of its crash hooks: the end that its child has to inherit, and our end
-        self.files: dict[int, int] = {}
-        self._reports: dict[int, int] = {}
-        for rank in self.ranks:
-            self._reports[rank], file = os.pipe()
-            self.files[rank] = out_of_the_way(file)
-            os.set_blocking(self.files[rank], False)  # whatever this agent does, the child can end
-        # By rank, the CPUs to which it is bound: "0-3,8"; empty: to none
-        self.cpus = dict.fromkeys(self.ranks, job.joined.plan.own.cpus)
+        self._calls = Calls()
+        self.starts = {rank: RankStart(plan.own.cpus) for rank in self.ranks}
         self._children: dict[int, MonitoredProcess] = {}
-        self._passed_on: dict[int, Callable[[], bool]] = {}  # see `pass_through`
         self._done: Callable[[], None] = lambda: None
-        self._agent.loop.add_reader(self._woken, self._take_events)
+        self._agent.loop.add_reader(self._calls.file, self._calls.take)
         if launcher is not None:
             self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
@@ -101,10 +89,15 @@ class WrapperAgent:
             self._shell.restarts = restarts
             self._shell.facts.restarts = restarts
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether another round may follow this one."""
+        return self._shell.facts.may_restart
+
     def link(self, rank: int) -> AgentLink:
         """The link to this agent for this process, as a rank of its own."""
         ours, its = socket.socketpair()
-        self._call(lambda _: self._agent.scripts.serve(its, rank))
+        self._calls.put(lambda _: self._agent.scripts.serve(its, rank))
         return AgentLink(ours)
 
     def environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -112,9 +105,7 @@ class WrapperAgent:
         found = dict(environ)
         found[VARIABLE] = self._agent.scripts.variable(rank)
         if self._settings.detects:
-            file = self.files[rank]
-            inode = os.fstat(file).st_ino
-            found[VARIABLE_OF_HOOKS] = f"{file}:{inode}"
+            found[VARIABLE_OF_HOOKS] = self.starts[rank].variable()
         return found
 
     def ending(self, rank: int) -> int | None:
@@ -131,12 +122,12 @@ class WrapperAgent:
 
         `shares_keys`: the keys of this process's terminal reach them, too.
         """
-        for file in self.files.values():
-            os.close(file)
+        for start in self.starts.values():
+            os.close(start.hooks)
         self._done = done
         self._job.mark(COMMAND)
         self._job.is_watched = self._settings.detects
-        self._call(lambda now: self._begin(pids, now, shares_keys=shares_keys))
+        self._calls.put(lambda now: self._begin(pids, now, shares_keys=shares_keys))
 
     @property
     def next_round(self) -> RootCause | None:
@@ -157,14 +148,14 @@ class WrapperAgent:
         """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
         self._is_asked = True
         if number == signal.SIGTERM:
-            self._call(self._stopping)
+            self._calls.put(self._stopping)
 
     def holds_term(self, rank: int) -> bool:
         """Whether `ctx.preempted` tells the script of a rank to stop, in place of SIGTERM."""
         if self.is_done or self._shell.stops.is_read(rank) is False:
             return False
         child = self._children[rank]
-        self._call(child.stopping.tell_to_stop)
+        self._calls.put(child.stopping.tell_to_stop)
         return True
 
     def outlived(self, signals: set[int]) -> None:
@@ -182,18 +173,14 @@ class WrapperAgent:
         """SIGQUIT has arrived; returns whether it makes this agent show where all ranks are."""
         if not self._settings.quit_shows:
             return False
-        self._call(lambda now: self._shell.ask_stacks(self._show_stacks, now))
+        self._calls.put(lambda now: self._shell.ask_stacks(self._show_stacks, now))
         return True
 
     def ended(self, rank: int, code: int) -> None:
         """A child has ended: exit code, or minus the signal."""
         end = ExitStatus.of_child(code)
         due = time.monotonic() + PRINTING
-        self._call(partial(self._ended, rank, end, due))
-
-    def pass_through(self, rank: int, has_passed_on: Callable[[], bool]) -> None:
-        """The output of a rank goes through this process: a line of ours is not to come between."""
-        self._passed_on[rank] = has_passed_on
+        self._calls.put(partial(self._ended, rank, end, due))
 
     def _ended(self, rank: int, end: ExitStatus, due: float, now: float) -> None:
         """Report its end once its output has been passed on, or `due` has come."""
@@ -206,7 +193,7 @@ class WrapperAgent:
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
-        self._call(lambda _: self._shell.hurry())
+        self._calls.put(lambda _: self._shell.hurry())
 
     def final(self, codes: Mapping[int, int]) -> int:
         """The exit code of the wrapper, for those of its children, in the order of their ends."""
@@ -259,7 +246,7 @@ class WrapperAgent:
 
     def leave_job(self) -> None:
         """End without a failure of this rank: the wrapper becomes the command."""
-        self._call(lambda _: self._shell.leave())
+        self._calls.put(lambda _: self._shell.leave())
         self._thread.join(_END_LIMIT)
 
     def __enter__(self) -> WrapperAgent:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -270,8 +257,9 @@ class WrapperAgent:
             self.hurry()
             self._thread.join(_END_LIMIT)
         if self.is_done:
-            for file in (self._woken, self._wake, *self._reports.values()):
-                os.close(file)
+            self._calls.close()
+            for start in self.starts.values():
+                os.close(start.reports)
             for child in self._children.values():
                 child.of.process.close()
 
@@ -282,18 +270,6 @@ class WrapperAgent:
             self._agent.close()
             self.is_done = True
             self._done()
-
-    def _call(self, event: Callable[[float], object]) -> None:
-        """Let the thread call this with the time."""
-        self._events.put(event)
-        with suppress(OSError):
-            os.write(self._wake, b"\0")
-
-    def _take_events(self, now: float) -> None:
-        os.read(self._woken, 4096)
-        while not self._events.empty():
-            event = self._events.get()
-            event(now)
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
         text = shown("\n".join(lines))
@@ -314,11 +290,12 @@ class WrapperAgent:
                 self._shell,
                 self._agent.loop,
             )
-            hooks = HookReader(self._reports[rank], self._secret)
+            start = self.starts[rank]
+            hooks = HookReader(start.reports, self._secret)
             child = MonitoredProcess(of, hooks)
             self._children[rank] = child
-            if rank in self._passed_on:
-                child.failure.has_passed_on = self._passed_on[rank]
-            self._shell.take(rank, Register(pid, cpus=self.cpus[rank]), now)
+            if start.has_passed_on is not None:
+                child.failure.has_passed_on = start.has_passed_on
+            self._shell.take(rank, Register(pid, cpus=start.cpus), now)
             phases = Phases(dict(self._job.steps))
             self._shell.take(rank, phases, now)

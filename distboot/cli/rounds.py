@@ -190,19 +190,21 @@ class Rounds(NamedTuple):
         for rank, environ in zip(watch.ranks, environs, strict=True):
             if self.ranks:
                 logs = self.launch.logs(rank, f"rank {rank}", self.restarts.round)
+            start = watch.starts[rank]
             if logs is not None:
-                watch.pass_through(rank, logs.has_passed_on)
+                # A line of ours is not to come between
+                start.has_passed_on = logs.has_passed_on
             environ_of_rank = watch.environ(rank, environ)
             command = Command(
                 self.launch.words(environ_of_rank),
                 environ_of_rank,
                 rank,
-                watch.files[rank],
+                start.hooks,
                 logs,
                 bound[rank],
             )
             if bound[rank]:
-                watch.cpus[rank] = written_cpus(bound[rank])
+                start.cpus = written_cpus(bound[rank])
             commands.append(command)
         return commands
 
