@@ -19,7 +19,7 @@ from .detection.here import detect_here
 from .startup.exit_report import report_error_at_exit
 from .startup.meeting import Call
 from .startup.refusals import refuse_ray_worker, refuse_spawned
-from .startup.start import Current, start
+from .startup.start import Current, refuse_different, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,11 +152,9 @@ def _current_or_new(
         held = _new(options, launcher, join_timeout)
         _current = held
     else:
-        from .startup.later_call import refuse_different  # here, as most scripts call once
-
         refuse_different(held, options, launcher)
     if _concerns_arguments(pass_local_rank):
-        from .startup.later_call import adjust_arguments  # here, as most scripts have no local rank
+        from .startup.local_rank_argument import adjust_arguments  # here, as few scripts have one
 
         adjust_arguments(held, pass_local_rank, is_new=is_new)
     return held.context

@@ -62,8 +62,14 @@ class HeartbeatConnection(PeerConnection):
     def question(self, now: float) -> None:
         """See `Liveness.question`."""
         signs = Signs(self.heard, *self.silence())
-        self.liveness.question(signs, now)
+        if self.liveness.question(signs, now):
+            self._probe.close()  # an answer from before says nothing
         self._ask_host()
+
+    def trust(self) -> None:
+        """See `Liveness.trust`; an answer of the host would be too old to count."""
+        self.liveness.trust()
+        self._probe.close()
 
     def fault(self, now: float) -> Finding | None:
         """See `Liveness.observe`."""

@@ -59,11 +59,16 @@ class Probe:
             return False
         if self._result in _PENDING:
             self._result = self._attempt(self._asked)
+        if self._result not in _PENDING:
+            self._close_socket()  # there may be many
         return self._result in _ANSWERS
 
     def close(self) -> None:
         """Drop what was asked, and an answer, which would be too old to count."""
         self._asked = None
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None

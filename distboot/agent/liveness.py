@@ -73,8 +73,8 @@ class Liveness:
         # Since when the peer has given no sign although its host answers; None: it is reachable
         self.unreachable_since: float | None = None
         # Until when the host has to answer at the other port; inf: it is not asked
-        self._asked_until = inf
-        self._is_question = False  # whether it is asked because of a SIGTERM
+        self.asked_until = inf
+        self.is_question = False  # whether it is asked because of a SIGTERM
         # Until then nothing can be wrong, if nothing is sent and the peer is not unreachable
         self.no_fault_before = 0.0
         self._bound = bound
@@ -88,7 +88,7 @@ class Liveness:
     @property
     def is_asked(self) -> bool:
         """Whether the answer of the host at the other port is needed."""
-        return self._asked_until < inf
+        return self.asked_until < inf
 
     @property
     def is_suspect(self) -> bool:
@@ -115,11 +115,12 @@ class Liveness:
 
     def trust(self) -> None:
         """Ask no more: something has arrived from the peer, or its connection has ended."""
-        self._asked_until = inf
-        self._is_question = False
+        self.asked_until = inf
+        self.is_question = False
 
     def resume(self, now: float) -> None:
         """The peer goes on over another connection."""
+        self.trust()
         self.unreachable_since = None
         self._received_when_cut = -1
         self.no_fault_before = 0.0
@@ -137,29 +138,31 @@ class Liveness:
         was_asked = now < self._looked + _CONFIRMING
         return was_asked and now > self._confirmed + _CONFIRMING
 
-    def question(self, signs: Signs, now: float) -> None:
-        """A SIGTERM has arrived here: has the peer's host just died?"""
-        if self.is_unusually_silent(signs, now):
-            self._asked_until = min(self._asked_until, now + _QUESTION)
-            self._is_question = True
+    def question(self, signs: Signs, now: float) -> bool:
+        """A SIGTERM has arrived here: has the peer's host just died? Returns whether it is asked anew."""
+        if self.is_question or not self.is_unusually_silent(signs, now):
+            return False
+        self.asked_until = now + _QUESTION
+        self.is_question = True
+        return True
 
     def observe(self, signs: Signs, now: float) -> Finding | None:
         """What is wrong with the peer, if that is known.
 
         To be called after reading, if nothing has arrived: once a second, or at `no_fault_before`.
         """
-        if self._is_question:
+        if self.is_question:
             return self._judge_answer(signs, now)
         self.no_fault_before = 0.0
         silence = self._silence(signs, now)
         if silence < self._patience:
-            self._asked_until = inf
+            self.asked_until = inf
             return self._judge_process(signs, silence, now)
         if not self.is_asked:
-            self._asked_until = now + self._time_to_answer(silence)
-        if now < self._asked_until:
+            self.asked_until = now + self._time_to_answer(silence)
+        if now < self.asked_until:
             return None
-        self._asked_until = inf
+        self.asked_until = inf
         if signs.host_answers:
             return self._cut(signs, silence, now)
         why = f"no answer for {self._bound:g} s: the host, or the network to it, is down"
@@ -167,7 +170,7 @@ class Liveness:
 
     def _judge_answer(self, signs: Signs, now: float) -> Finding | None:
         """Once the time for the answer to a question is over."""
-        if now < self._asked_until:
+        if now < self.asked_until:
             return None
         self.trust()
         if signs.host_answers or not self.is_unusually_silent(signs, now):

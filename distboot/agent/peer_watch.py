@@ -136,16 +136,16 @@ class PeerWatch:
 
     def due(self, now: float) -> float:
         """When `poll_suspects` is to be called next."""
-        if self._suspects:
-            return now + _SUSPECT_POLL
-        return inf
+        due = inf
+        for connection in self._suspects:
+            due = min(due, now + _SUSPECT_POLL, connection.liveness.asked_until)
+        return due
 
     def _poll(self, connection: HeartbeatConnection, now: float) -> None:
         """Read what has arrived; if nothing has, find out whether the peer is still there."""
-        if connection.is_closed:
-            return
-        self.read(connection, now)  # rank 0 sends the replies later in this turn
-        if self._is_heard(connection, now) or not self._events.is_running(connection):
+        if not connection.is_closed:
+            self.read(connection, now)  # rank 0 sends the replies later in this turn
+        if self._is_heard(connection, now) or not self._matters(connection):
             self._trust(connection)
             return
         found = self._doubt(connection, now)
@@ -173,7 +173,11 @@ class PeerWatch:
         if connection in self._doubtful:
             self._doubtful.remove(connection)
             self._suspects.discard(connection)
-            connection.liveness.trust()
+            connection.trust()
+
+    def _matters(self, connection: HeartbeatConnection) -> bool:
+        """Whether it is to be known if a peer is there. A question is answered in any case."""
+        return connection.liveness.is_question or self._events.is_running(connection)
 
     @staticmethod
     def _is_heard(connection: HeartbeatConnection, now: float) -> bool:

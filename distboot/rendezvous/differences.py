@@ -31,8 +31,9 @@ def consistency_warnings(
     """
     node_of = membership.node_of()
     found: list[str] = []
+    facts = _facts_of(records)
     for name in _names_of_facts(records):
-        ranks_by_value = _ranks_by_value(name, records)
+        ranks_by_value = _ranks_by_value(name, facts)
         found += _describe_fact(name, ranks_by_value, node_of)
     clocks = {0: 0.0, **skews}
     found += _describe_clocks(clocks, node_of)
@@ -41,7 +42,7 @@ def consistency_warnings(
 
 def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Membership) -> None:
     """Refuse ranks that start different frameworks, or one in different ways: they cannot meet."""
-    ranks_by_value = _ranks_by_value(FRAMEWORK, records)
+    ranks_by_value = _ranks_by_value(FRAMEWORK, _facts_of(records))
     if None in ranks_by_value or len(ranks_by_value) == 1:
         return
     node_of = membership.node_of()
@@ -64,12 +65,18 @@ def _names_of_facts(records: Sequence[WorkerInfo]) -> list[str]:
     return sorted(names)
 
 
-def _ranks_by_value(name: str, records: Sequence[WorkerInfo]) -> dict[str | None, list[int]]:
+def _facts_of(records: Sequence[WorkerInfo]) -> list[dict[str, str]]:
+    return [dict(record.facts) for record in records]
+
+
+def _ranks_by_value(
+    name: str,
+    facts: Sequence[Mapping[str, str]],  # of each rank
+) -> dict[str | None, list[int]]:
     """The ranks whose fact has each value, the most frequent value first."""
     found: dict[str | None, list[int]] = {}
-    for rank, record in enumerate(records):
-        value = dict(record.facts).get(name)
-        found.setdefault(value, []).append(rank)
+    for rank, own in enumerate(facts):
+        found.setdefault(own.get(name), []).append(rank)
     # Sorting keeps the order of the first ranks where two values are as frequent
     by_frequency = sorted(found.items(), key=_count_of_ranks, reverse=True)
     return dict(by_frequency)

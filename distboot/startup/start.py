@@ -11,8 +11,9 @@ from typing import NamedTuple
 from .. import frameworks
 from ..agent.session import Session
 from ..base import settings
+from ..base.errors import DistbootError
 from ..base.text import log_line
-from ..context import Context
+from ..context import Context, who_of
 from ..detection import inherited, surroundings
 from ..detection.export import EnvTransaction, thread_variables
 from ..rendezvous.events import GROUP
@@ -125,3 +126,23 @@ def _listen(context: Context, call: Call) -> None:
     preemption.request_on_events(
         supervision.stop_at, supervision.stop_notice, supervision.notice_address
     )
+
+
+def refuse_different(held: Current, options: frameworks.Options, launcher: str | None) -> None:
+    """Refuse a different framework, and warn of arguments that have no effect any more."""
+    if held.options.framework != options.framework:
+        raise DistbootError(
+            "already-initialized",
+            f"init({options.framework!r}) after init({held.options.framework!r}) in the same "
+            "process",
+            "close() the first context, or use one framework a process",
+        )
+    differences = options.differences(held.options)
+    if launcher not in (None, held.launcher, held.context.launcher):
+        differences.append(f"launcher={launcher!r} after launcher={held.context.launcher!r}")
+    if differences:
+        log_line(
+            who_of(held.context),
+            f"warning: init() was called again: {', '.join(differences)} has no effect, the first "
+            "context stays",
+        )

@@ -138,6 +138,24 @@ def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
     assert int(result.stdout) != port
 
 
+def test_second_call_needs_no_file(run: Run) -> None:
+    script = """
+import os, distboot
+ctx = distboot.init("none")
+files = []
+try:
+    while True:
+        files.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+same = distboot.init("none") is ctx
+for file in files:
+    os.close(file)
+print(same)
+"""
+    assert run(sys.executable, "-c", script).stdout == "True\n"
+
+
 def test_second_call_returns_the_same_and_warns(run: Run) -> None:
     script = """
 import distboot

@@ -47,6 +47,10 @@ def begin():
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
         asked = lambda: bool(told)
     asked()
+def end():
+    if sys.argv[1] == "wrapper":
+        # The SIGTERM that the wrapper passes on may come after Python has put back the default
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def until_told():
     touch("ready-" + os.environ["RANK"], str(os.getpid()))
     until(asked)
@@ -82,6 +86,7 @@ if __name__ == "__main__":
     pool.terminate()
     pool.join()
     touch("ended-" + os.environ["RANK"], json.dumps([worker.exitcode for worker in workers]))
+    end()
 """
 _LOADER = """
 import torch
@@ -102,6 +107,7 @@ if __name__ == "__main__":
         if not left:
             break
     touch("checkpoint-" + os.environ["RANK"], str(step))
+    end()
 """
 
 Begin = Callable[..., Started]

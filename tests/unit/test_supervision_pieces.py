@@ -1,5 +1,6 @@
 """The pieces of failure detection, one by one: a connection, what a rank says of its end, the exit code at the exit."""
 
+import errno
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -19,8 +21,10 @@ from supervised import pair
 from distboot.agent.claims import Claims
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
-from distboot.agent.liveness import LOST, UNREACHABLE, Finding
+from distboot.agent.host_signs import Probe
+from distboot.agent.liveness import LOST, SILENT, UNREACHABLE, Finding
 from distboot.agent.peer_connection import close_gracefully
+from distboot.agent.peer_watch import PeerWatch
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
@@ -92,6 +96,79 @@ def test_old_probe_of_an_ended_silence_is_dropped(
         assert fault == Finding(
             UNREACHABLE, "gave no answer for 15 s, though its host answers (a firewall?)"
         )
+
+
+def files_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_answer_of_a_host_holds_no_file(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        silence(11.3)
+        before = files_open()
+        for tenth in range(5):
+            line.fault(100.0 + tenth / 10)
+        assert line.liveness.is_suspect
+        assert files_open() == before
+
+
+def test_question_takes_no_older_answer(
+    silence: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected() as (line, _):
+        silence(11.3)
+        line.fault(100.0)
+        line.fault(100.1)  # the host has refused by now
+        monkeypatch.setattr(Probe, "_attempt", lambda *_: errno.EINPROGRESS)
+        line.question(100.2)
+        assert line.fault(100.25) is None
+        found = line.fault(100.3)
+    assert found == Finding(SILENT, "it did not answer any more when SIGTERM arrived")
+
+
+class Told:
+    """Hears what a `PeerWatch` finds."""
+
+    def __init__(self) -> None:
+        self.runs = True  # whether it matters that the peers are there
+        self.lost: list[str] = []
+
+    def is_running(self, _: HeartbeatConnection) -> bool:
+        return self.runs
+
+    def lose_silent(self, _: HeartbeatConnection, why: str, __: float) -> None:
+        self.lost.append(why)
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: pytest.fail(name)
+
+
+def test_question_is_judged_in_time_and_in_any_case(
+    silence: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Probe, "_attempt", lambda *_: errno.EINPROGRESS)
+    told = Told()
+    with connected() as (line, _):
+        watch = PeerWatch({line: []}, told, 15.0)  # type: ignore[arg-type]
+        silence(9.0)
+        watch.question_all(100.0)
+        told.runs = False  # our own ranks have ended since
+        watch.poll_suspects(100.06)  # something else has waked the loop
+        assert watch.due(100.06) == pytest.approx(100.1)
+        assert not told.lost
+        watch.poll_suspects(watch.due(100.06))
+        assert told.lost == ["it did not answer any more when SIGTERM arrived"]
+        assert watch.due(100.1) == inf
+
+
+def test_ended_connection_wakes_nobody(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        watch = PeerWatch({line: []}, Told(), 15.0)  # type: ignore[arg-type]
+        silence(9.0)
+        line.is_closed = True  # until its agent answers over another one
+        watch.question_all(100.0)
+        watch.poll_suspects(100.05)
+        assert watch.due(100.05) == inf
 
 
 def test_peer_without_heartbeat_is_frozen_despite_its_kernel() -> None:
