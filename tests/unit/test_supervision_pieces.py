@@ -143,7 +143,7 @@ class Told:
         return lambda *_: pytest.fail(name)
 
 
-def test_question_is_judged_in_time_and_in_any_case(
+def test_question_is_judged_in_time_and_anyway(
     silence: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Probe, "_attempt", lambda *_: errno.EINPROGRESS)
