@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests/lib")]
 
 from measure import clean_environ  # noqa: E402 - beside this file, and so is the next
 from supervised import Job, job  # noqa: E402 - shared with the tests
-from supervision import _guard_of, _resident  # noqa: E402
+from supervision import guard_of, resident  # noqa: E402 - beside this file
 
 from distboot.host import free_port  # noqa: E402
 
@@ -49,7 +49,7 @@ class Held(NamedTuple):
 def held(pids: dict[str, int]) -> dict[str, Held]:
     """Of each process, by its name."""
     return {
-        name: Held(_resident(pid), len(list(Path(f"/proc/{pid}/fd").iterdir())))
+        name: Held(resident(pid), len(list(Path(f"/proc/{pid}/fd").iterdir())))
         for name, pid in pids.items()
     }
 
@@ -58,7 +58,7 @@ def growth(running: Job, minutes: float) -> bool:
     """Print what was held, every tenth of the time; whether some process holds more than at the first look."""
     scripts = running.all_ready()
     pids = {f"script {rank}": pid for rank, pid in enumerate(scripts)}
-    pids |= {f"agent {rank}": _guard_of(pid) for rank, pid in enumerate(scripts)}
+    pids |= {f"agent {rank}": guard_of(pid) for rank, pid in enumerate(scripts)}
     looks = []
     for number in range(1, 11):
         time.sleep(minutes * 6)

@@ -118,7 +118,7 @@ def _at_scale() -> list[Limit]:
 def _memory() -> Limit:
     """Resident memory of the agent beside a script that calls `init`; the most of two ranks."""
     with started(SLEEPS, 2, init=True) as running:
-        kib = max(_resident(_guard_of(pid)) for pid in running.all_ready())
+        kib = max(resident(guard_of(pid)) for pid in running.all_ready())
         running.touch("end")
         running.codes(60)
     megabytes = kib * 1024 / 1e6
@@ -126,7 +126,7 @@ def _memory() -> Limit:
     return Limit(what, f"{megabytes:.1f} MB", "≤ 13 MB", megabytes <= 13)
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
     """Kilobytes of 1,024 bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("\nVmRSS:")[2].split()[0])
@@ -164,7 +164,7 @@ def cost(ranks: int, seconds: float, *, init: bool) -> tuple[list[float], list[f
     """By rank: the part of a core that its wrapper or guard uses, and how often a second it wakes up."""
     with started(SLEEPS, ranks, init=init) as running:
         watching = [
-            _guard_of(pid) if init else running.processes[rank].pid
+            guard_of(pid) if init else running.processes[rank].pid
             for rank, pid in enumerate(running.all_ready())
         ]
         time.sleep(3)  # what the start itself costs is over
@@ -189,7 +189,7 @@ def _used(pid: int) -> tuple[float, int]:
     return cpu, slept
 
 
-def _guard_of(script: int) -> int:
+def guard_of(script: int) -> int:
     """The guard that watches a script: it has a file descriptor that stands for it."""
     for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""Calls from other threads to the thread of the event loop: a queue, and a pipe that wakes the loop."""
+"""Calls from other threads to the thread of the event loop: a queue, and sockets that wake the loop."""
 
 from __future__ import annotations
 
-import os
 import queue
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,22 +13,27 @@ class Calls:
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
-        self.file, self._wake = os.pipe()  # the end that the loop reads, and the other one
-        os.set_blocking(self._wake, False)
+        # Sockets, as a thread may still have one to send to when this is closed
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+
+    def fileno(self) -> int:
+        """What the loop reads."""
+        return self._woken.fileno()
 
     def put(self, call: Callable[[float], object]) -> None:
-        """Let the loop call this soon."""
+        """Let the loop call this soon, from any thread."""
         self._waiting.put(call)
         with suppress(OSError):
-            os.write(self._wake, b"\0")
+            self._wake.send(b"\0")
 
     def take(self, now: float) -> None:
-        """Call what waits; called by the loop when `file` is readable."""
-        os.read(self.file, 4096)
+        """Call what waits; called by the loop when there is something to read."""
+        self._woken.recv(4096)
         while not self._waiting.empty():
             call = self._waiting.get()
             call(now)
 
     def close(self) -> None:
-        os.close(self.file)
-        os.close(self._wake)
+        self._woken.close()
+        self._wake.close()

@@ -68,7 +68,7 @@ class WrapperAgent:
         self.starts = {rank: RankStart(plan.own.cpus) for rank in self.ranks}
         self._children: dict[int, MonitoredProcess] = {}
         self._done: Callable[[], None] = lambda: None
-        self._agent.loop.add_reader(self._calls.file, self._calls.take)
+        self._agent.loop.add_reader(self._calls.fileno(), self._calls.take)
         if launcher is not None:
             self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
@@ -294,8 +294,7 @@ class WrapperAgent:
             hooks = HookReader(start.reports, self._secret)
             child = MonitoredProcess(of, hooks)
             self._children[rank] = child
-            if start.has_passed_on is not None:
-                child.failure.has_passed_on = start.has_passed_on
+            child.failure.has_passed_on = start.has_passed_on
             self._shell.take(rank, Register(pid, cpus=start.cpus), now)
             phases = Phases(dict(self._job.steps))
             self._shell.take(rank, phases, now)

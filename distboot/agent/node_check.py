@@ -7,8 +7,6 @@ for a driver or a network, so each is done in a thread; the loop hears what a th
 from __future__ import annotations
 
 import os
-import queue
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +18,7 @@ from ..base.threads import start_without_signals
 from ..host.accelerators import has_accelerators
 from ..job.messages import LONGEST_SEEN, MOST_SEEN, NodeSeen, Probe, Probeable, Probed
 from ..rendezvous.join import PortInUse
+from .calls import Calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,12 +47,9 @@ class NodeCheck:
         self._secret = secret  # of the job
         # Its address, as this agent has reached it
         self._host_of_rank_0 = without_mapping(host_of_rank_0)
-        self._found: queue.SimpleQueue[object] = queue.SimpleQueue()
-        # Sockets, as a thread may still have one to send to when this is closed
-        self._woken, self._wake = socket.socketpair()
-        self._wake.setblocking(False)
+        self._calls = Calls()
         self._server: LinkServer | None = None
-        loop.add_reader(self._woken.fileno(), self._take)
+        loop.add_reader(self._calls.fileno(), self._calls.take)
 
     def begin(self, pid: int, *, is_rank: bool, has_neighbors: bool) -> None:
         """Look at this node; see `host.node_state.look`."""
@@ -80,9 +76,8 @@ class NodeCheck:
             self._loop.call_at(time.monotonic() + _CLOSES, self._server.close)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._woken.fileno())
-        self._woken.close()
-        self._wake.close()
+        self._loop.remove_reader(self._calls.fileno())
+        self._calls.close()
         if self._server is not None:
             self._server.close()
 
@@ -108,14 +103,7 @@ class NodeCheck:
 
     def _tell(self, message: object) -> None:
         """Let the loop take a message, from any thread."""
-        self._found.put(message)
-        with suppress(OSError):
-            self._wake.send(b"\0")
-
-    def _take(self, now: float) -> None:
-        self._woken.recv(100)
-        while not self._found.empty():
-            self._shell.take(self._rank, self._found.get(), now)
+        self._calls.put(partial(self._shell.take, self._rank, message))
 
 
 def _look(pid: int, secret: str, *, is_rank: bool) -> NodeSeen:

@@ -14,7 +14,7 @@ class RankStart:
     def __init__(self, cpus: str) -> None:
         self.cpus = cpus  # to which it is bound: "0-3,8"; empty: to none
         # Whether its output has been passed on, where that goes through this process
-        self.has_passed_on: Callable[[], bool] | None = None
+        self.has_passed_on: Callable[[], bool] = lambda: True
         # Of the pipe of its crash hooks: our end, and the one that its process has to inherit
         self.reports, file = os.pipe()
         self.hooks = out_of_the_way(file)
