@@ -7,7 +7,9 @@ scripts, and what this agent alone watches (the process of its launcher, notices
 from __future__ import annotations
 
 import gc
+import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +21,7 @@ from ..base.settings import SupervisionSettings
 from ..base.text import log_line, without_mapping
 from ..host.network import address_of_peer
 from ..job.facts import Facts
-from ..job.messages import NodeSeen
+from ..job.messages import NodeSeen, Register
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
 _LONGEST_NOTICE = 200  # bytes
+_STDERR = 2
 
 
 class Agent:
@@ -88,6 +91,15 @@ class Agent:
         self._is_over = threading.Event()  # set once this agent needs no more notices
         self._is_first_of_node = self.ranks[0] in {node[0] for node in membership.nodes}
         self._expect_stops()
+
+    def register(self, rank: int, pid: int, cpus: str) -> None:
+        """The process of a rank is watched from now on; `cpus`: to which it is bound, if it is."""
+        own = Register(
+            pid,
+            cpus=cpus,
+            log=_stderr_file(),
+        )
+        self.shell.take(rank, own, time.monotonic())
 
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""
@@ -146,7 +158,8 @@ class Agent:
             assert result is not None
             node = result.membership.node_of()[self.ranks[0]]
             mark = job_mark(self._joined.plan.job, result.port)
-            self._claims = Claims(f"{mark}-{result.membership.round}-{node}")
+            place = f"{node}-{_stderr_file()}"
+            self._claims = Claims(f"{mark}-{result.membership.round}-{place}")
         return self._claims.claim(topic)
 
     def _accept_returning(self, server: Coordinator) -> None:
@@ -360,3 +373,14 @@ def _connection_of(
         for rank in membership.agents[other]:
             found[rank] = connection
     return found
+
+
+def _stderr_file() -> str:
+    """What tells the file that is our stderr from others; empty: a stream that ranks share."""
+    try:
+        found = os.fstat(_STDERR)
+    except OSError:
+        return ""
+    if stat.S_ISREG(found.st_mode):
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""

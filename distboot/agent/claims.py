@@ -4,29 +4,26 @@ The ranks of a node share one stream, and a line that each of a hundred agents p
 hundred times. A claim is a name among the abstract Unix sockets of this host: the kernel gives it
 to one process, until that process ends. So no agent needs to know which others are still there:
 where rank 0's agent was killed, another one gets the claim. An agent whose stderr is a log file of
-its own prints everything, as the name has the inode of that file in it.
+its own prints everything, as its scope is another one.
 
-Why all stop is claimed only where rank 0 has not told this agent, or where it has a log file: else
-rank 0 says who prints it (`Abort.speakers`).
+A claim ends with its process, which may be before another agent of the node knows. So why all stop
+is claimed only where rank 0 has not told this agent: else rank 0 says who prints it
+(`Abort.speaks`).
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import stat
 import sys
 from contextlib import ExitStack
 
-_STDERR = 2
-
 
 class Claims:
-    """The claims of one agent in one round of a job; `scope` names job, round and node."""
+    """The claims of one agent in one round of a job; `scope` names job, round, node and log."""
 
     def __init__(self, scope: str) -> None:
-        self._prefix = f"distboot-says-{scope}-{own_log()}"
+        self._prefix = f"distboot-says-{scope}"
         self.topics: set[str] = set()  # that this agent prints
         self._sockets = ExitStack()
 
@@ -57,14 +54,3 @@ class Claims:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
-
-
-def own_log() -> str:
-    """What tells the file that is our stderr from others; empty: a stream that ranks share."""
-    try:
-        found = os.fstat(_STDERR)
-    except OSError:
-        return ""
-    if stat.S_ISREG(found.st_mode):
-        return f"{found.st_dev}:{found.st_ino}"
-    return ""

@@ -298,19 +298,14 @@ class Rank0Connection:
     def words_for(self, effect: of_job.Stop) -> str:
         """The headline, unless a script of ours or another agent of this node prints it."""
         cause = effect.cause
-        if self._is_printed_by_script(cause) or self._is_printed_by_rank_0(effect.told):
-            return ""
-        if not self._speaks(effect.told):
+        if self._is_printed_by_script(cause) or not self._speaks(effect.told):
             return ""
         return cause.headline
 
     def _speaks(self, told: Abort | None) -> bool:
-        """Whether this agent is the one of its node that prints why all stop."""
-        from .claims import own_log  # here, as most jobs end well
-
-        shares_stream = own_log() == ""
-        if told is not None and shares_stream:
-            return self._shell.facts.has_own(told.speakers)
+        """Whether this agent prints why all stop, for all that print to the same place."""
+        if told is not None:
+            return told.speaks
         return self._shell.claim(CAUSE)
 
     def _is_printed_by_script(self, cause: RootCause) -> bool:
@@ -320,15 +315,6 @@ class Rank0Connection:
             return False
         own = all_own[0]
         return own.failing is not None and own.rank in cause.ranks
-
-    def _is_printed_by_rank_0(self, told: Abort | None) -> bool:
-        """Whether rank 0's agent has told this one why, and prints it to the same log."""
-        is_on_its_node = self._shell.facts.own[0].node_rank == self._rank_0.node_rank
-        if told is None or not is_on_its_node:
-            return False
-        from .claims import own_log  # here, as most jobs end well
-
-        return own_log() in ("", told.log)
 
     # The end
 

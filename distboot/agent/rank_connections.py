@@ -14,7 +14,7 @@ as the others stop only after the launcher has seen its exit code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
@@ -333,12 +333,27 @@ class RankConnections:
 
     def _tell(self, effect: of_job.Tell, now: float) -> None:
         self._shell.claim(CAUSE)  # before any other agent of this node knows
-        self.peers.send(_abort(effect.cause, effect.speakers))
+        self._send_cause(effect, self.peers.members)
         self._shell.stop(of_job.Stop(effect.cause), now)
 
     def _remind(self, effect: of_job.Remind, _: float) -> None:
-        abort = _abort(effect.cause, effect.speakers)
-        self._send_to_agents(abort, (effect.rank,))
+        connection = self._members[effect.rank].connection
+        if connection is not None:
+            self._send_cause(effect, (connection,))
+
+    def _send_cause(
+        self,
+        effect: of_job.Tell | of_job.Remind,
+        connections: Iterable[HeartbeatConnection],
+    ) -> None:
+        speaking = {self._members[rank].connection for rank in effect.speakers}
+        silent = Broadcast(Abort(effect.cause))
+        loud = Broadcast(Abort(effect.cause, speaks=True))
+        for connection in connections:
+            abort = silent
+            if connection in speaking:
+                abort = loud
+            connection.send(abort)
 
     def words_for(self, effect: of_job.Stop) -> str:
         """The headline, and what follows it, unless the rank that failed prints that on this node."""
@@ -378,13 +393,3 @@ class RankConnections:
         close_gracefully(connections, _FIRST_OUT)
         if not self._shell.facts.has_own(cause.ranks):
             time.sleep(AFTER_THE_FIRST)
-
-
-def _abort(cause: RootCause, speakers: tuple[int, ...]) -> Abort:
-    from .claims import own_log  # here, as most jobs end well
-
-    return Abort(
-        cause,
-        own_log(),
-        speakers,
-    )

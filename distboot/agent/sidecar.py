@@ -18,7 +18,6 @@ from typing import Any
 
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.process import Process
-from ..job.messages import Register
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import Agent
@@ -98,8 +97,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.scripts.serve(control.socket, rank)
     if sys.platform == "linux":
         agent.scripts.open()
-    own = Register(begin.pid, cpus=begin.plan.own.cpus)
-    agent.shell.take(rank, own, time.monotonic())
+    agent.register(rank, begin.pid, begin.plan.own.cpus)
     agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)

@@ -81,14 +81,14 @@ class Tell(NamedTuple):
     """Tell all agents why the job ends: they stop their ranks."""
 
     cause: RootCause
-    speakers: tuple[int, ...]  # see `messages.Abort`
+    speakers: frozenset[int]  # ranks whose agents print it
 
 
 class Remind(NamedTuple):
     """Tell that to the agent of a rank that has just begun."""
 
     cause: RootCause
-    speakers: tuple[int, ...]
+    speakers: frozenset[int]
     rank: int
 
 

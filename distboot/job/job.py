@@ -56,7 +56,7 @@ class Job(AgentJob):
         self._keys = keys
         self._agreement = StopAgreement(facts.members, facts.settings.grace / 3)
         self._effects: list[Effect] = []
-        self._speakers: tuple[int, ...] = ()  # see `messages.Abort`; empty: none is told yet
+        self._speakers: frozenset[int] = frozenset()  # empty: none is told yet
         self._now = 0.0  # of the event
         late = LateService(facts, self._emit)
         self._failures = FailureService(facts, self._emit, late, is_by_node=is_by_node)
@@ -153,6 +153,7 @@ class Job(AgentJob):
         """
         member.pid = message.pid
         member.is_watched = message.detects
+        member.log = message.log
         details = {"pid": message.pid, "cpus": message.cpus}
         self._emit(Record("registered", member.rank, details))
         members = self.facts.members
@@ -243,10 +244,10 @@ class Job(AgentJob):
         if why_no_restart is not None:
             self._emit(Say(why_no_restart))
 
-    def _speakers_for(self, cause: RootCause) -> tuple[int, ...]:
+    def _speakers_for(self, cause: RootCause) -> frozenset[int]:
         """Those that were told first: they have printed why."""
         if not self._speakers:
-            self._speakers = speakers_of(cause, self.facts.members.values())
+            self._speakers = speakers_of(cause, self.facts.members)
         return self._speakers
 
     def _with_decision(self, cause: RootCause) -> tuple[RootCause, str | None]:

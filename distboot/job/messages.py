@@ -50,6 +50,7 @@ class Register:
     # Whether all ranks are told of its failure, which may be switched off
     detects: bool = of(flag, default=True)
     cpus: str = of(cpu_list, default="")  # to which it is bound, "0-3,8"; empty: to none
+    log: str = of(text(100), default="")  # where its agent prints, see `RankState.log`
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,8 @@ class Abort:
     """From rank 0: why all ranks stop."""
 
     root_cause: RootCause = of(nested(RootCause))
-    # The log file to which rank 0's agent prints, see `agent/claims`; empty: a stream that ranks share
-    log: str = of(text(100), default="")
-    # One rank of each other node, whose agent prints it to a stream that ranks share
-    speakers: tuple[int, ...] = of(several(number), default=())
+    # Whether this agent prints it, for all that print to the same place
+    speaks: bool = of(flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)

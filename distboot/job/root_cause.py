@@ -7,7 +7,7 @@ headline of at most `LONGEST_HEADLINE` characters, and below it the lines of a t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..base.process import signal_name
@@ -70,6 +70,8 @@ class RankState:
     node_rank: int
     local_rank: int
     pid: int = 0  # 0: it is not watched yet
+    # What tells the file to which its agent prints from others; empty: a stream that ranks share
+    log: str = ""
     # To its agent; None: that is this process, or it is not watched any more
     connection: Any = None  # a HeartbeatConnection, which this folder does not know
     failing: ExitStatus | None = None  # how it fails, before it has ended
@@ -91,6 +93,11 @@ class RankState:
     @property
     def host_said(self) -> str:
         return f"on {escape_control(self.host)}"
+
+    @property
+    def place_of_log(self) -> tuple[int, str]:
+        """What is the same for all ranks whose agents print to the same place."""
+        return self.node_rank, self.log
 
     @property
     def is_open(self) -> bool:
@@ -136,20 +143,23 @@ def ranks_of(membership: Membership) -> list[RankState]:
     return members
 
 
-def speakers_of(cause: RootCause, members: Iterable[RankState]) -> tuple[int, ...]:
-    """One rank of each node, whose agent prints why all stop: the first one there that still runs.
+def speakers_of(cause: RootCause, members: Mapping[int, RankState]) -> frozenset[int]:
+    """The ranks whose agents print why all stop: for each log of each node the first that still runs.
 
     An agent that has printed it may have ended before another one of its node knows, so rank 0 says
-    which one prints. The script of a rank that failed first prints itself.
+    which one prints. Rank 0's agent itself always does, and so does the script of a rank that failed
+    first.
     """
-    running: dict[int, int] = {}
-    others: dict[int, int] = {}
-    for member in members:
+    running: dict[tuple[int, str], int] = {}
+    others: dict[tuple[int, str], int] = {}
+    for member in members.values():
         found = others
-        if member.is_open and member.rank not in cause.ranks:
+        if member.is_reachable and member.rank not in cause.ranks:
             found = running
-        found.setdefault(member.node_rank, member.rank)
-    return tuple(sorted((others | running).values()))
+        found.setdefault(member.place_of_log, member.rank)
+    speakers = others | running
+    speakers[members[0].place_of_log] = 0
+    return frozenset(speakers.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from job_rows import (
 )
 from supervised import raised
 
-from distboot.job.effects import Remind
+from distboot.job.effects import Remind, Tell
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
     Exited,
@@ -509,4 +509,28 @@ def test_rank_that_begins_late_learns_who_prints() -> None:
     job = PureJob(USUAL).job
     job.stop_orphans("the launcher is gone", 1.0)
     (remind,) = [each for each in job.take(3, Register(103), 2.0) if isinstance(each, Remind)]
-    assert remind.speakers == (1, 2)  # rank 0 has failed first
+    assert remind.speakers == {0, 2}
+
+
+FILE = "64768:11"
+# By rank, where its agent prints; and the ranks whose agents print why all stop as rank 3 fails
+LOGS = {
+    "a stream for each node": ({}, {0, 2}),
+    "a file for each node": (dict.fromkeys(range(4), FILE), {0, 2}),
+    "a file for each rank": (
+        {0: "64768:0", 1: "64768:1", 2: "64768:2", 3: "64768:3"},
+        {0, 1, 2, 3},
+    ),
+    "a file for rank 1": ({1: FILE}, {0, 1, 2}),
+    "a file for rank 3": ({3: FILE}, {0, 2, 3}),
+}
+
+
+@pytest.mark.parametrize(("logs", "speakers"), LOGS.values(), ids=LOGS)
+def test_one_agent_speaks_for_each_log(logs: dict[int, str], speakers: set[int]) -> None:
+    job = PureJob(USUAL).job
+    for rank in range(4):
+        job.take(rank, Register(100 + rank, log=logs.get(rank, "")), 1.0)
+    effects = job.take(3, Exited(ExitStatus(code=3, when=1.0)), 2.0) + job.tick(9.0)
+    (tell, *_) = [each for each in effects if isinstance(each, Tell)]
+    assert tell.speakers == speakers

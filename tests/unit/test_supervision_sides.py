@@ -10,7 +10,6 @@ from rendezvous_peers import altered, framed
 from supervised import pair, raised, shell_of_ranks, wait_to_read
 
 from distboot.agent.agent import connect
-from distboot.agent.claims import own_log
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.rank_0_connection import Rank0Connection
 from distboot.agent.rank_connections import RankConnections
@@ -248,7 +247,7 @@ def test_rank_that_said_goodbye_may_end_anyhow(running: Job) -> None:
     assert (running.first, running.said) == (None, [])
 
 
-FAILED = Abort(RootCause((3,), True, "rank 3\x1b[2J failed\n  | \x07"))
+FAILED = Abort(RootCause((3,), True, "rank 3\x1b[2J failed\n  | \x07"), speaks=True)
 
 
 def test_texts_of_rank_0_lose_control_characters() -> None:
@@ -258,6 +257,6 @@ def test_texts_of_rank_0_lose_control_characters() -> None:
         assert list(elsewhere.side.own.orders) == [2]
 
 
-def test_rank_0_speaks_for_its_log(reporter: Job) -> None:
-    reporter.send(0, replace(FAILED, log=own_log()))
+def test_agent_that_does_not_speak_stops_its_rank(reporter: Job) -> None:
+    reporter.send(0, replace(FAILED, speaks=False))
     assert (reporter.said, list(reporter.side.own.orders)) == ([], [1])
