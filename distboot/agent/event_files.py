@@ -1,16 +1,25 @@
-"""Where rank 0's agent writes what happens in its job: the journal, metrics, a platform's status."""
+"""Where rank 0's agent writes what happens in its job: the journal, metrics, a platform's status.
+
+The report of a job that does not start, or is not supervised, is written here, too; any other one at
+the end of the job (`job_record`).
+"""
 
 from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..base.settings import SupervisionSettings
-from ..base.text import first_line, without_secret
-from ..rendezvous.events import Event
+from ..base.text import log_line
+from ..rendezvous.events import Event, EventLog
+from ..rendezvous.membership import Membership
+from .link_messages import StartEnded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..report.spent import Spent
     from .journal import Journal
     from .state_writer import StateWriter
 
@@ -19,8 +28,9 @@ class EventFiles:
     """All files; each takes an event without waiting for its file system."""
 
     def __init__(self, settings: SupervisionSettings, who: str | None) -> None:
+        self._who = who
+        self._report = settings.report  # None: none is wanted
         self._files: list[Journal | StateWriter] = []
-        self._states: list[StateWriter] = []
         if settings.report is not None:
             from .journal import opened_beside  # here, as most jobs have none
 
@@ -29,30 +39,56 @@ class EventFiles:
         if settings.metrics is not None:
             from .metrics_file import MetricsFile
 
-            self._states.append(MetricsFile(settings.metrics, who))
+            self._files.append(MetricsFile(settings.metrics, who))
         if settings.kubeflow:
             from .kubeflow_status import KubeflowStatus, StatusServer
 
-            self._states.append(KubeflowStatus(StatusServer(*settings.kubeflow), who))
-        self._files += self._states
+            self._files.append(KubeflowStatus(StatusServer(*settings.kubeflow), who))
         atexit.register(self.close)  # also where the ranks do not meet
 
     def record(self, event: Event) -> None:
         for file in self._files:
             file.record(event)
 
-    def start_failed(self, error: BaseException) -> None:
-        """The ranks have not met. The journal learns it from the process that starts."""
-        event = Event(
-            time.time(),
-            None,
-            "start_failed",
-            {"text": without_secret(first_line(error))},
-        )
-        for state in self._states:
-            state.record(event)
+    def start_ended(
+        self,
+        log: EventLog | None,
+        ended: StartEnded,
+        *,
+        membership: Membership | None = None,  # None: the ranks have not met
+        rounds: Sequence[Mapping[str, Any]] = (),  # failed ones, of this job
+        before: Spent | None = None,  # what their time was spent on
+    ) -> None:
+        """All ranks have started, and are not supervised; or they have not, and the job ends."""
+        if log is None:  # it cannot listen, and has nothing to report
+            return
+        if ended.steps:
+            log.add("phases", 0, **ended.steps)
+        from ..report.content import startup_report  # here, as most jobs start
+        from ..report.files import try_to_write
+        from ..report.spent import NO_ROUND
+        from ..report.start_failure import StartFailure
+
+        failure = None
+        if ended.failure is None:
+            log.note("started")
+        else:
+            failure = StartFailure(*ended.failure)
+            log.note("start_failed", **failure._asdict())
+        if self._report is not None:
+            known = (log, membership, failure, time.time(), rounds)
+            problem = try_to_write(
+                self._report,
+                lambda: startup_report(*known, before=before or NO_ROUND),
+            )
+            if problem is not None:
+                log_line(self._who, problem)
+        if failure is not None:
+            self.close()
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        for file in self._files:
+        files = self._files
+        self._files = []
+        for file in files:
             file.close()

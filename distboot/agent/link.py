@@ -37,6 +37,8 @@ from .link_messages import (
     Listening,
     Log,
     Raised,
+    StartEnded,
+    Written,
 )
 
 VARIABLE = "DISTBOOT_AGENT"
@@ -44,6 +46,8 @@ _MARGIN = 5.0  # seconds beyond a timeout for the agent to report it
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
 _LONGEST_NAME = 107  # bytes of the name of a socket, unix(7)
+# Of the agent, to what a script waits for while it starts
+_ANSWERS = (JoinResult, Raised, Go, Failed, Listening)
 
 
 class AgentLink:
@@ -57,7 +61,6 @@ class AgentLink:
         self._frames = Frames(MOST)
         self._received: deque[Frame] = deque()
         self._files: list[int] = []  # that came with messages
-        self._events: tuple[Any, ...] = ()
         self._ends_with_context = False  # as below the wrapper, whose agent stays
         # That came with the last Go, for `ctx.preempted`; a file descriptor
         self.page: int | None = None
@@ -72,7 +75,6 @@ class AgentLink:
             answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, JoinResult):
             return answer
-        self._events = answer.events
         code = answer.code
         if code not in CODES:
             code = "rank-failed"
@@ -111,15 +113,24 @@ class AgentLink:
         """The listening socket is not needed."""
         self.tell(Keep())
 
+    def start_ended(self, ended: StartEnded) -> None:
+        """Let the agent write the report of the start, unless it has, and has ended."""
+        with self._lock, suppress(OSError, ProtocolError):
+            self._send(ended)
+            answer = None
+            # Others answer what a signal has interrupted
+            while not isinstance(answer, (Written, Raised)):
+                answer = self._next(_ATTACH, Written, *_ANSWERS)
+
     def log(self) -> EventLog | None:
         """What rank 0 has learned of the job; None on all other ranks."""
-        if not self._events:
-            with suppress(DistbootError):  # the agent may have ended
-                answer: Log = self.ask(AskLog(), _ATTACH, Log)
-                self._events = answer.events
-        if not self._events:
+        events: tuple[Any, ...] = ()
+        with suppress(DistbootError):  # the agent may have ended
+            answer: Log = self.ask(AskLog(), _ATTACH, Log)
+            events = answer.events
+        if not events:
             return None
-        return EventLog.from_json(self._events)
+        return EventLog.from_json(events)
 
     def leave(self) -> None:
         """This rank will use no more keys; its port is released."""

@@ -27,7 +27,9 @@ from ..rendezvous.protocol import (
     nested,
     number,
     of,
+    optional,
     several,
+    table,
     text,
     valid,
 )
@@ -85,7 +87,6 @@ class Raised:
     code: str = of(text(100))
     message: str = of(text(_LONG))
     hint: str = of(text(_LONG))
-    events: tuple[Any, ...] = of(_events, default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,23 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class StartEnded:
+    """From rank 0's script, for the report: how the start has ended; `Written` is the answer."""
+
+    # The fields of a `StartFailure`; None: all ranks have started
+    failure: tuple[Any, ...] | None = of(optional(several(_unchecked, 4, 4, "failure")))
+    # Of the script, see `Phases`
+    steps: dict[str, float] = of(table(20, _number), default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The report of the start is written."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskLog:
-    """The script writes the report of a start that fails."""
+    """A command on all ranks asks what rank 0 has learned of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +156,7 @@ FROM_SCRIPT = (
     Leave,
     Listen,
     Keep,
+    StartEnded,
     AskLog,
     Measured,
     Finish,

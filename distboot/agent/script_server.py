@@ -14,6 +14,7 @@ import socket
 import struct
 import zlib
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -49,6 +50,8 @@ from .link_messages import (
     Listening,
     Log,
     Measured,
+    StartEnded,
+    Written,
     socket_name,
 )
 from .loop import EventLoop
@@ -109,6 +112,8 @@ class ScriptServer:
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
         self._tokens: Tokens | None = None  # of scripts that this agent has not connected itself
+        # Writes the report of the start, where there is to be one
+        self.start_ended: Callable[[StartEnded], object] = lambda _: None
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> None:
         """Handle the messages that arrive at this socket; None: it has to show a token first."""
@@ -218,17 +223,21 @@ class ScriptServer:
                 self._give_listener(session, rank)
             case Keep():
                 self._keep_listener(rank)
-            case AskLog():
-                events = self._joined.log() or ()
-                session.send(Log(tuple(events)))
-            case Measured():
-                self._record(message)
+            case StartEnded() | AskLog() | Measured():
+                self._log(session, message)
             case Finish():
                 self._finish(now)
 
-    def _record(self, message: Measured) -> None:
+    def _log(self, session: _Session, message: StartEnded | AskLog | Measured) -> None:
+        """Write to what rank 0 has learned of the job, or read it."""
         log = self._joined.log()
-        if log is not None:  # as on rank 0
+        if isinstance(message, StartEnded):
+            self.start_ended(message)
+            session.send(Written())
+        elif isinstance(message, AskLog):
+            events = log or ()
+            session.send(Log(tuple(events)))
+        elif log is not None:  # as on rank 0
             log.add("allreduce", None, ranks=log[0].details["world_size"], **asdict(message))
 
     def _attach(self, session: _Session, message: Attach) -> None:

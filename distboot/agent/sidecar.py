@@ -13,12 +13,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.process import Process
 from ..rendezvous.join import Joined
+from ..rendezvous.messages import as_error
 from ..rendezvous.protocol import Frames
 from .agent import Agent
 from .foreign_process import ForeignProcess
@@ -26,11 +29,11 @@ from .launcher_process import LauncherProcess, find
 from .link_messages import (
     MOST,
     OPEN,
-    AskLog,
     Begin,
     Finish,
-    Log,
     Raised,
+    StartEnded,
+    Written,
 )
 
 TYPE_CHECKING = False
@@ -69,7 +72,13 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         files = _event_files(begin)
         if files is not None:
             joined.record = files.record
-        joined.wanted = _StillWanted(control, process, joined, launcher).check
+        start_ended = partial(_start_ended, files, joined)
+        joined.wanted = _StillWanted(
+            control,
+            process,
+            launcher,
+            start_ended,
+        ).check
         with with_too_few_files():
             result = joined.join()
             agent = Agent(
@@ -82,8 +91,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         return
     except DistbootError as error:
         if files is not None:
-            files.start_failed(error)
-        control.fail(error, joined)
+            start_ended(_failed(begin, error))
+        control.fail(error)
         return
     script = ForeignProcess(
         begin,
@@ -94,6 +103,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     )
     control.send_quietly(result)
     rank = begin.plan.own.rank
+    agent.scripts.start_ended = start_ended
     agent.scripts.serve(control.socket, rank)
     if sys.platform == "linux":
         agent.scripts.open()
@@ -115,7 +125,28 @@ def _event_files(begin: Begin) -> EventFiles | None:
         return None
     from .event_files import EventFiles  # here, as most jobs have none
 
-    return EventFiles(begin.settings, f"rank {own.rank} on {own.host}")
+    return EventFiles(begin.settings, f"rank {own.rank}")
+
+
+def _failed(begin: Begin, error: DistbootError) -> StartEnded:
+    """How the start has ended where the ranks do not meet."""
+    from ..report.start_failure import StartFailure  # here, as most jobs start
+
+    problem = begin.plan.own.problem
+    if problem is not None:  # it comes before what other ranks report
+        error = as_error(problem, "")
+    failure = StartFailure.from_error(error)
+    return StartEnded(failure)
+
+
+def _start_ended(files: EventFiles | None, joined: Joined, ended: StartEnded) -> None:
+    """Write the report of the start, where there is to be one."""
+    if files is None:
+        return
+    membership = None
+    if joined.result is not None:
+        membership = joined.result.membership
+    files.start_ended(joined.log(), ended, membership=membership)
 
 
 def _keep_claims() -> None:
@@ -163,14 +194,12 @@ class _Control:
         with suppress(OSError):
             self.send(message)
 
-    def fail(self, error: DistbootError, joined: Joined) -> None:
+    def fail(self, error: DistbootError) -> None:
         """Report why the ranks have not met."""
-        events = joined.log() or ()
         message = Raised(
             error.code,
             error.message,
             error.hint,
-            tuple(events),
         )
         self.send_quietly(message)
 
@@ -182,12 +211,12 @@ class _StillWanted:
         self,
         control: _Control,
         process: Process,
-        joined: Joined,
         launcher: LauncherProcess | None,
+        start_ended: Callable[[StartEnded], object],
     ) -> None:
         self._control = control
-        self._joined = joined
         self._launcher = launcher
+        self._start_ended = start_ended
         self._poll = select.poll()
         self._poll.register(control.socket, select.POLLIN)
         if process.file is not None:
@@ -200,9 +229,8 @@ class _StillWanted:
         for file, _ in self._poll.poll(0):
             if file != self._control.socket.fileno():  # the process has ended
                 raise _ScriptGoneError
-            for message in self._control.receive(AskLog, Finish):
+            for message in self._control.receive(StartEnded, Finish):
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
-                # The script is being stopped, and reports what has happened so far
-                events = self._joined.log() or ()
-                self._control.send(Log(tuple(events)))
+                self._start_ended(message)  # the script is being stopped
+                self._control.send(Written())

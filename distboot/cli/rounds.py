@@ -22,6 +22,7 @@ from ..detection.detect import detect
 from ..detection.launchers.tf_config import has_servers
 from ..detection.order import LAUNCHERS
 from ..detection.placement import NUMBERS, Placement
+from ..startup.start_report import StartReport
 from .launch import Launch
 
 TYPE_CHECKING = False
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from ..agent.event_files import EventFiles
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.launcher_process import LauncherProcess
+    from ..agent.link_messages import StartEnded
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
     from ..agent.session import Session
     from ..base.settings import SupervisionSettings
     from ..host.binding import Cpus
-    from ..report.files import StartupReport
 
 
 class Rounds(NamedTuple):
@@ -51,13 +52,12 @@ class Rounds(NamedTuple):
 
     def run_all(self, problem: DistbootError | None, logs: Logs | None) -> int:
         """The exit code of the last round; all other agents receive the problem of this one."""
-        from ..report.files import StartupReport
-
-        report = StartupReport(self.settings.report, self.placement)
+        report = StartReport(self.settings.report, self.placement)
         problem = problem or report.problem()
         files = None
         if problem is None:
             files = self._event_files()
+            report = self._start_report(files)
         with ExitStack() as stack:
             if files is not None:
                 stack.callback(files.close)  # here, as the wrapper ends without atexit
@@ -68,12 +68,7 @@ class Rounds(NamedTuple):
                 if not self.ranks:
                     placement = self.placement
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
-                report = StartupReport(
-                    self.settings.report,
-                    self.placement,
-                    restarts.rounds,
-                    restarts.spent,
-                )
+                report = self._start_report(files)
                 code = self._run(report, None, logs, files)
         return code
 
@@ -85,9 +80,24 @@ class Rounds(NamedTuple):
 
         return EventFiles(self.settings, self.placement.who)
 
+    def _start_report(self, files: EventFiles | None) -> StartReport:
+        """The report of the start of one round."""
+
+        def write(job: Session, ended: StartEnded) -> None:
+            if files is not None and job.joined is not None:
+                files.start_ended(
+                    job.joined.log(),
+                    ended,
+                    membership=job.membership,
+                    rounds=self.restarts.rounds,
+                    before=self.restarts.spent,
+                )
+
+        return StartReport(self.settings.report, self.placement, write)
+
     def _run(
         self,
-        report: StartupReport,
+        report: StartReport,
         problem: DistbootError | None,
         logs: Logs | None,
         files: EventFiles | None,
@@ -112,11 +122,6 @@ class Rounds(NamedTuple):
             "ending": ending,
         }
 
-        def failed(job: Session, error: BaseException) -> None:
-            report.failed(job, error)
-            if files is not None:
-                files.start_failed(error)
-
         if files is not None:
             reported["record"] = files.record
         with (
@@ -125,7 +130,7 @@ class Rounds(NamedTuple):
                 self.placement,
                 self.launch.environ,
                 options.join_timeout + ending,
-                failed=failed,
+                failed=report.ended,
                 wanted=self._refuse_if_left,
                 **reported,
             ) as job,
@@ -147,7 +152,7 @@ class Rounds(NamedTuple):
                     cpus=bound[watch.ranks[0]],
                 )
             if not self.settings.detects:
-                report.failed(job, None)
+                report.ended(job, None)
             if options.framework == "tensorflow":
                 watch.only_serves_rank_0 = has_servers(environs[0])
             code = supervisor.run(

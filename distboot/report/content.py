@@ -5,7 +5,6 @@ membership.
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -13,14 +12,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from ..base.errors import DistbootError
-from ..base.process import FROM_OUTSIDE
 from ..base.table import first_that_holds
 from ..base.text import (
     counted,
-    first_line,
     ranks_said,
-    without_secret,
 )
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event
@@ -28,6 +23,7 @@ from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
 from .job_state import JobState, of_kinds
 from .spent import NO_ROUND, RoundTime, Spent
+from .start_failure import StartFailure
 from .steps import slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
@@ -40,12 +36,10 @@ _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
-_LONGEST = 4000  # characters of an error
 # What follows the first words of a root cause, by whether it is a failure
 _END_OF_CAUSE = {True: ": | while ", False: ", on "}
 # The end of a job without one, by whether all exit codes are 0
 _WELL = {True: "all ended well", False: "no failure was seen"}
-_STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 # Missing ranks that have a record each; if there are more, the report has only ranges of them.
 _MOST_MISSING = 10_000
 _MOST_EVENTS = 10_000
@@ -546,54 +540,3 @@ def _counts(states: Mapping[str, int]) -> str:
         if states[state]:
             found.append(f"{states[state]} {text}")
     return ", ".join(found)
-
-
-class StartFailure(NamedTuple):
-    """Why the ranks have not met or started."""
-
-    text: str
-    code: str | None  # of a DistbootError
-    hint: str
-    is_stop: bool  # whether a signal has stopped the start, Ctrl-C for example
-
-    @classmethod
-    def of(cls, error: BaseException) -> StartFailure:
-        text = type(error).__name__
-        code = None
-        hint = ""
-        stopped_by = _stopped_by(error)
-        if isinstance(error, DistbootError):
-            text = error.message
-            code = error.code
-            hint = error.hint
-        elif stopped_by is not None:
-            text = f"stopped by an external {stopped_by}"
-        elif str(error):
-            text = f"{text}: {first_line(error)}"
-        return cls(
-            text=without_secret(text)[:_LONGEST],
-            code=code,
-            hint=without_secret(hint)[:_LONGEST],
-            is_stop=not isinstance(error, Exception),
-        )
-
-    def as_cause(self, ranks: Sequence[int]) -> dict[str, Any]:
-        """This failure as the report has a first failure."""
-        return {
-            "text": self.text,
-            "code": self.code,
-            "hint": self.hint,
-            "ranks": list(ranks),
-            "rank": None,
-            "traceback": "",
-        }
-
-
-def _stopped_by(error: BaseException) -> str | None:
-    """The name of the signal that has ended the script: `"SIGTERM"`."""
-    if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT.name
-    code = getattr(error, "code", None)
-    if not isinstance(code, int):
-        return None
-    return _STOPS.get(code)

@@ -1,7 +1,7 @@
 """The file of the report: checked before the job starts, written whole at its end, or not at all.
 
-`StartupReport` writes the report of a job that does not start. The page is `page.html` with the
-report in it, as data for its script, and as text for browsers without one.
+The page is `page.html` with the report in it, as data for its script, and as text for browsers
+without one.
 """
 
 from __future__ import annotations
@@ -9,30 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 from ..base.errors import DistbootError
-from ..base.process import FROM_OUTSIDE
 from ..base.text import (
     escape_control,
     first_line,
-    log_line,
     short_repr,
 )
-from ..rendezvous.events import Event
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..detection.placement import Placement
-    from ..rendezvous.events import EventLog
-    from ..rendezvous.membership import Membership
-    from .content import StartFailure
-    from .spent import Spent
 
 _NO_CAUSE = {"text": "", "traceback": "", "hint": ""}
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
@@ -194,137 +180,3 @@ def _start_file(path: str) -> tuple[int, str, str]:
     with suppress(OSError):  # for what the umask has removed
         os.fchmod(descriptor, mode)
     return descriptor, part, place
-
-
-def _note(path: str, failure: StartFailure | None, last: Event) -> None:
-    """Add to the journal how the start has ended; the agent that writes the rest may be gone."""
-    from ..job.journal import line_of, path_beside  # here, as most jobs start
-
-    event = Event(time.time(), None, "started", {})
-    if failure is not None:
-        details = failure._asdict()
-        event = Event(time.time(), None, "start_failed", details)
-    lines = line_of(event)
-    if last.event == "phases":  # of this process, which no agent knows
-        lines = line_of(last) + lines
-    with suppress(OSError):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path_beside(path), flags)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(lines.encode(errors="backslashreplace"))
-
-
-class _Job(Protocol):
-    """What the report needs of a job that starts, which is a `Session`."""
-
-    membership: Membership | None
-    steps: dict[str, float]
-    is_watched: bool
-
-    @property
-    def log(self) -> EventLog | None: ...
-
-
-class StartupReport:
-    """The report of a job that is not supervised, or not yet: for example if a rank is missing."""
-
-    def __init__(
-        self,
-        path: str | None,
-        placement: Placement,
-        rounds: Sequence[Mapping[str, Any]] = (),
-        before: Spent | None = None,
-    ) -> None:
-        self._path = path  # None: no report is wanted, or another process writes it
-        if placement.rank != 0:
-            self._path = None
-        self._who = placement.who
-        self._rounds = rounds  # failed ones, of this job
-        self._before = before  # what their time was spent on
-
-    def problem(self) -> DistbootError | None:
-        """The error if no report can be written, for all ranks before the start; else None."""
-        if self._path is None:
-            return None
-        error = unwritable(self._path)
-        if error is not None:
-            self._path = None
-        return error
-
-    def impossible(self) -> None:
-        """Warn that there will be no report, as the ranks do not meet."""
-        if self._path is not None:
-            path = short_repr(self._path)
-            log_line(self._who, f"warning: there will be no report {path}: DISTBOOT_RENDEZVOUS=0")
-
-    @contextmanager
-    def despite_signals(self) -> Iterator[None]:
-        """Delay a signal that would end this process to the end of the block, which may report it.
-
-        In the block it is a `SystemExit`, as in process 1 of a container.
-        """
-        handled = self._signals_to_handle()
-        received: list[int] = []
-
-        def exit_later(number: int, _: object) -> None:
-            for other in handled:  # while the report is being written
-                signal.signal(other, signal.SIG_IGN)
-            received.append(number)
-            raise SystemExit(128 + number)
-
-        for number in handled:
-            signal.signal(number, exit_later)
-        try:
-            yield
-        finally:
-            for number in handled:
-                # Else the block has found a use for it
-                if signal.getsignal(number) in (exit_later, signal.SIG_IGN):
-                    signal.signal(number, signal.SIG_DFL)
-            if received:
-                os.kill(os.getpid(), received[0])
-
-    def _signals_to_handle(self) -> list[int]:
-        """Those that end this process, if it writes a report. Only the main thread handles any."""
-        if self._path is None or threading.current_thread() is not threading.main_thread():
-            return []
-        found: list[int] = []
-        for number in FROM_OUTSIDE:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                found.append(number)
-        return found
-
-    def failed(self, job: _Job, error: BaseException | None) -> None:
-        """Write, once, why the ranks have not met or started; without an error: that they have."""
-        path = self._path
-        log = job.log
-        if path is None or log is None:  # only rank 0 knows of the others
-            return
-        self._path = None
-        if job.steps:
-            log.add("phases", 0, **job.steps)
-        from .content import StartFailure, startup_report  # here, as most jobs start
-        from .spent import NO_ROUND
-
-        failure = None
-        if error is not None:
-            failure = StartFailure.of(error)
-        _note(path, failure, log[-1])
-        before = self._before or NO_ROUND
-        known = (log, job.membership, failure, time.time(), self._rounds)
-        problem = try_to_write(path, lambda: startup_report(*known, before=before))
-        if problem is not None:
-            log_line(self._who, problem)
-
-    @contextmanager
-    def until_watched(self, job: _Job) -> Iterator[None]:
-        """Report a job that fails in this block, or that is not supervised at its end."""
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            if not job.is_watched:
-                self.failed(job, error)

@@ -15,7 +15,6 @@ from ..rendezvous.events import Event, spread
 from ..rendezvous.membership import Membership
 from .content import (
     Doubts,
-    StartFailure,
     job_report,
     size_of,
     startup_report,
@@ -24,6 +23,7 @@ from .content import (
 )
 from .job_state import JobState, of_kinds
 from .spent import RoundTime, Spent, goodput_line
+from .start_failure import StartFailure
 
 
 def report_of(journal: Journal) -> dict[str, object]:

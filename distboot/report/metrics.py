@@ -187,7 +187,11 @@ class Metrics:
 
     def _start_failed(self, event: Event) -> None:
         self._phase = "failed"
-        self._failure = {"kind": "start", "text": event.details["text"]}
+        details = event.details
+        text, *_ = details["text"].splitlines()
+        if details["code"] is not None:
+            text = f"error[{details['code']}]: {text}"
+        self._failure = {"kind": "start", "text": text}
 
     def _ended(self, event: Event) -> None:
         self._late_over(event)

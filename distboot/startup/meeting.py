@@ -20,7 +20,7 @@ from .. import frameworks
 from ..agent.meet import join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
-from ..base.text import log_line
+from ..base.text import log_line, short_repr
 from ..detection.export import (
     EnvTransaction,
     require_master,
@@ -34,9 +34,10 @@ from ..rendezvous.plan import plan_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..agent.link import AgentLink
+    from ..agent.link_messages import StartEnded
     from ..agent.sidecar_start import Sidecar
     from ..rendezvous.membership import JoinResult
-    from ..report.files import StartupReport
+    from .start_report import StartReport
 
 _starts = itertools.count(1)  # how often the ranks below a wrapper have started a framework
 
@@ -72,21 +73,35 @@ def meet(
     if has_rendezvous and call.placement.world_size == 1 and report is None:
         # A process that is alone needs no agent
         return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
-    from ..report.files import StartupReport
+    from .start_report import StartReport
 
-    startup = StartupReport(report, call.placement)
+    tell = None
+    if call.supervision.keeps_events:
+        tell = _tell_agent
+    startup = StartReport(report, call.placement, tell)
     if not has_rendezvous:
-        startup.impossible()
+        if report is not None:
+            log_line(
+                call.placement.who,
+                f"warning: there will be no report {short_repr(report)}: DISTBOOT_RENDEZVOUS=0",
+            )
         wait_until_resolves(call.placement, call.join_timeout)
         return nullcontext(alone(call.placement, call.join_timeout))
     from ..agent.sidecar_start import Sidecar
 
     for_plan["problem"] = startup.problem()
+    if for_plan["problem"] is not None:  # there is neither a report nor a journal
+        call = call._replace(supervision=call.supervision._replace(report=None))
     try:
         sidecar = Sidecar()
     except OSError as error:
         return _without_sidecar(call, for_plan, error, startup)
     return _with_sidecar(call, for_plan, sidecar, startup, exported)
+
+
+def _tell_agent(job: Session, ended: StartEnded) -> None:
+    assert job.link is not None
+    job.link.start_ended(ended)
 
 
 def _planned(call: Call) -> tuple[Call, dict[str, Any]]:
@@ -132,7 +147,7 @@ def _with_sidecar(
     call: Call,
     for_plan: Mapping[str, Any],
     sidecar: Sidecar,
-    report: StartupReport,
+    report: StartReport,
     exported: EnvTransaction,
 ) -> Iterator[Session]:
     """All ranks together, with the agent in a process beside this one."""
@@ -143,7 +158,7 @@ def _with_sidecar(
         plan, problem = plan_of(placement, call.environ, call.join_timeout, **for_plan)
         job = _session(call, sidecar.link)
         job.when_ready = lambda: sidecar.take_over(job)
-        with report.despite_signals(), joining(job, problem, report.failed):
+        with report.despite_signals(), joining(job, problem, report.ended):
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 # The import of torch reads these
@@ -161,7 +176,7 @@ def _with_sidecar(
 
 @contextmanager
 def _without_sidecar(
-    call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartupReport
+    call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartReport
 ) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
     from ..agent.in_wrapper import WrapperAgent
@@ -173,6 +188,9 @@ def _without_sidecar(
         "warning: failure detection is off for this rank: the monitor process did not start: "
         f"{why}",
     )
+    for_plan = dict(for_plan)
+    if for_plan["problem"] is None:
+        _write_here(call, for_plan, report)
     supervision = call.supervision._replace(detects=False, report=None)
     with join_here(placement, call.environ, call.join_timeout, **for_plan) as job:
         with WrapperAgent(job, supervision, None) as agent:
@@ -183,3 +201,20 @@ def _without_sidecar(
             with report.until_watched(job):
                 yield job
         job.joined = None  # the thread has it until this process ends
+
+
+def _write_here(call: Call, for_plan: dict[str, Any], report: StartReport) -> None:
+    """Let this process write what rank 0's agent does, where that is wanted."""
+    placement = call.placement
+    if placement.rank != 0 or not call.supervision.keeps_events:
+        return
+    from ..agent.event_files import EventFiles
+
+    files = EventFiles(call.supervision, placement.who)
+
+    def write(job: Session, ended: StartEnded) -> None:
+        assert job.joined is not None
+        files.start_ended(job.joined.log(), ended, membership=job.membership)
+
+    for_plan["record"] = files.record
+    report.tell = write

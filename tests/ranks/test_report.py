@@ -20,8 +20,9 @@ from supervised import FAILING, Start, until
 
 from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import Ready
-from distboot.report.content import StartFailure, startup_report
+from distboot.report.content import startup_report
 from distboot.report.files import unwritable, write
+from distboot.report.start_failure import StartFailure
 
 BEGIN = ["process_start", "detected", "joined", "all_joined"]
 INIT = ["framework_imported", "all_ready", "group_ready"]
@@ -172,7 +173,7 @@ def test_rank_that_is_not_ready_is_distinguished() -> None:
     ]
     others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
     error = first.failed()
-    report = startup_report(first.server.log, None, StartFailure.of(error), 0.0)
+    report = startup_report(first.server.log, None, StartFailure.from_error(error), 0.0)
     first.close()
     ranks: Any = report["ranks"]
     assert [rank["state"] for rank in ranks] == ["joined", "not ready", "not ready"]
@@ -254,7 +255,7 @@ def test_rank_0_stopped_while_it_waits(start: Start, way: str, number: signal.Si
 def test_mistyped_world_size_makes_a_small_report(tmp_path: Path) -> None:
     log = begun(1 << 24, {0: {}, 2: {}})
     error = DistbootError("missing-rank", "ranks are missing")
-    report = startup_report(log, None, StartFailure.of(error), NOON + 300)
+    report = startup_report(log, None, StartFailure.from_error(error), NOON + 300)
     assert report["unlisted"] == [[1, 1], [3, (1 << 24) - 1]]
     write(str(tmp_path / "job.json"), report)
     assert (tmp_path / "job.json").stat().st_size < 5_000
@@ -271,6 +272,7 @@ def test_unwritable_report_is_an_error_before_start(start: Start, way: str, path
     for rank in (0, 1):
         assert f"error[output-failed]: rank {rank} on " in running.output(rank)
         assert f"the report '{path}' cannot be written" in running.output(rank)
+        assert "warning" not in running.output(rank)  # of a journal, beside the error
         assert not (running.folder / f"pid-{rank}").exists()
 
 

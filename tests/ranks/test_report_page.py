@@ -12,12 +12,12 @@ from distboot.base.errors import DistbootError
 from distboot.rendezvous.membership import Membership
 from distboot.report.content import (
     Doubts,
-    StartFailure,
     job_report,
     startup_report,
     utc,
 )
 from distboot.report.files import write
+from distboot.report.start_failure import StartFailure
 
 pytestmark = [
     pytest.mark.all,
@@ -69,7 +69,10 @@ def content(
             **clock,
         }
     error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
-    return {**startup_report(begun(size, joined), None, StartFailure.of(error), NOON + 300), **more}
+    return {
+        **startup_report(begun(size, joined), None, StartFailure.from_error(error), NOON + 300),
+        **more,
+    }
 
 
 def _overflow(page: Browser) -> int:

@@ -1,5 +1,6 @@
 """Failure detection, around scripts that never heard of distboot and with a bare `init`: real processes and signals."""
 
+import json
 import os
 import signal
 import sys
@@ -153,7 +154,12 @@ def test_sidecar_that_cannot_start_is_only_reported(
 ) -> None:
     begin = f"import os, sys\nif os.environ['RANK'] == '{rank}': sys.executable = '/nonexistent'\n"
     (tmp_path / "sitecustomize.py").write_text(begin)
-    running = start_init(EACH_FOR_ITSELF, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    report = tmp_path / "job.json"
+    running = start_init(
+        EACH_FOR_ITSELF,
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}",
+        DISTBOOT_REPORT=str(report),
+    )
     running.all_ready()
     running.touch(f"end-{rank}")  # its connections end first
     running.processes[rank].wait(timeout=60)
@@ -162,6 +168,10 @@ def test_sidecar_that_cannot_start_is_only_reported(
     assert running.codes() == [0, 0, 0]
     said = "warning: failure detection is off for this rank: the monitor process did not start: "
     assert said in running.output(rank)
+    outcome = "started" if rank == 0 else "ended"  # nobody watches the job without rank 0's agent
+    assert json.loads(report.read_text())["outcome"] == outcome
+    journal = report.with_suffix(".jsonl").read_text().splitlines()
+    assert outcome in [json.loads(line)["event"] for line in journal]
 
 
 def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks) -> None:

@@ -24,13 +24,13 @@ from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
 from distboot.report.content import (
     Doubts,
-    StartFailure,
     job_report,
     startup_report,
     summary_line,
 )
 from distboot.report.files import page
 from distboot.report.job_state import JobState
+from distboot.report.start_failure import StartFailure
 from distboot.report.steps import slowest, spans
 
 PAIR = Membership(("node-0",), ((0, 1),))
@@ -170,7 +170,7 @@ def test_rank_that_left_while_joining_is_missing() -> None:
         log.joined(record(rank, 3), welcomed=0.0)
     log.add("left", 1)
     report: Any = startup_report(
-        log, None, StartFailure.of(DistbootError("missing-rank", "2 of 3")), NOON
+        log, None, StartFailure.from_error(DistbootError("missing-rank", "2 of 3")), NOON
     )
     assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
 
@@ -195,7 +195,10 @@ def test_repeated_messages_of_a_rank_are_bounded() -> None:
 def test_page_works_without_script_and_escapes_markup() -> None:
     log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
     report = startup_report(
-        log, None, StartFailure.of(DistbootError("missing-rank", HOSTILE, HOSTILE)), NOON + 300
+        log,
+        None,
+        StartFailure.from_error(DistbootError("missing-rank", HOSTILE, HOSTILE)),
+        NOON + 300,
     )
     text = page(report)
     assert text.count("<script") == text.count("</script>") == 2

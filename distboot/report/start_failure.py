@@ -1,0 +1,65 @@
+"""Why the ranks have not met or started, for the report: an error, or a signal that stopped them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..base.errors import DistbootError
+from ..base.process import FROM_OUTSIDE
+from ..base.text import first_line, without_secret
+
+_LONGEST = 4000  # characters
+_STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
+
+
+class StartFailure(NamedTuple):
+    """Why the ranks have not met or started."""
+
+    text: str
+    code: str | None  # of a DistbootError
+    hint: str
+    is_stop: bool  # whether a signal has stopped the start, Ctrl-C for example
+
+    @classmethod
+    def from_error(cls, error: BaseException) -> StartFailure:
+        what = type(error).__name__
+        code = None
+        hint = ""
+        stopped_by = _stopped_by(error)
+        if isinstance(error, DistbootError):
+            what = error.message
+            code = error.code
+            hint = error.hint
+        elif stopped_by is not None:
+            what = f"stopped by an external {stopped_by}"
+        elif str(error):
+            what = f"{what}: {first_line(error)}"
+        return cls(
+            text=without_secret(what)[:_LONGEST],
+            code=code,
+            hint=without_secret(hint)[:_LONGEST],
+            is_stop=not isinstance(error, Exception),
+        )
+
+    def as_cause(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """This failure as the report has a first failure."""
+        return {
+            "text": self.text,
+            "code": self.code,
+            "hint": self.hint,
+            "ranks": list(ranks),
+            "rank": None,
+            "traceback": "",
+        }
+
+
+def _stopped_by(error: BaseException) -> str | None:
+    """The name of the signal that has ended the script: `"SIGTERM"`."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
+    code = getattr(error, "code", None)
+    if not isinstance(code, int):
+        return None
+    return _STOPS.get(code)

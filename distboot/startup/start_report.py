@@ -1,0 +1,114 @@
+"""How the start of a job ends, for its report: this process says it, and the agent of rank 0 writes it.
+
+A signal that ends this process while the ranks meet is reported as well: see `despite_signals`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..agent.link_messages import StartEnded
+from ..agent.session import Session
+from ..base.errors import DistbootError
+from ..base.process import FROM_OUTSIDE
+from ..detection.placement import Placement
+
+
+class StartReport:
+    """What this process says of the start of its job; on all ranks but 0, nothing."""
+
+    def __init__(
+        self,
+        path: str | None,
+        placement: Placement,
+        tell: Callable[[Session, StartEnded], object] | None = None,
+    ) -> None:
+        self._path = path  # of the report; None: none is wanted
+        # Lets the agent write how the start has ended; None: nothing is written
+        self.tell = tell
+        if placement.rank != 0:
+            self._path = None
+            self.tell = None
+        self._who = placement.who
+
+    def problem(self) -> DistbootError | None:
+        """The error if no report can be written, for all ranks before the start; else None."""
+        if self._path is None:
+            return None
+        from ..report.files import unwritable  # here, as most jobs have no report
+
+        error = unwritable(self._path)
+        if error is not None:
+            self._path = None
+            self.tell = None
+        return error
+
+    @contextmanager
+    def despite_signals(self) -> Iterator[None]:
+        """Delay a signal that would end this process to the end of the block, which may report it.
+
+        In the block it is a `SystemExit`, as in process 1 of a container.
+        """
+        handled = self._signals_to_handle()
+        received: list[int] = []
+
+        def exit_later(number: int, _: object) -> None:
+            for other in handled:  # while the report is being written
+                signal.signal(other, signal.SIG_IGN)
+            received.append(number)
+            raise SystemExit(128 + number)
+
+        for number in handled:
+            signal.signal(number, exit_later)
+        try:
+            yield
+        finally:
+            for number in handled:
+                # Else the block has found a use for it
+                if signal.getsignal(number) in (exit_later, signal.SIG_IGN):
+                    signal.signal(number, signal.SIG_DFL)
+            if received:
+                os.kill(os.getpid(), received[0])
+
+    def _signals_to_handle(self) -> list[int]:
+        """Those that end this process, if there is a report. Only the main thread handles any."""
+        if self._path is None or threading.current_thread() is not threading.main_thread():
+            return []
+        found: list[int] = []
+        for number in FROM_OUTSIDE:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                found.append(number)
+        return found
+
+    def ended(self, job: Session, error: BaseException | None) -> None:
+        """The ranks have not met or started, for this error.
+
+        Without one all have started, and how they end is not known.
+        """
+        tell = self.tell
+        self.tell = None  # it is said once
+        if tell is None:
+            return
+        failure = None
+        if error is not None:
+            from ..report.start_failure import StartFailure  # here, as most jobs start
+
+            failure = StartFailure.from_error(error)
+        tell(job, StartEnded(failure, job.steps))
+
+    @contextmanager
+    def until_watched(self, job: Session) -> Iterator[None]:
+        """Report a job that fails in this block, or that is not supervised at its end."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if not job.is_watched:
+                self.ended(job, error)
