@@ -12,6 +12,7 @@ from functools import cache
 from ..base.text import counted, escape_control, log_line
 from . import allocation
 from .allocation import Unused
+from .order import LAUNCHERS
 from .placement import NO_LAUNCHER, OFF, WRAPPER, Placement
 
 _LONGEST = 1 << 20  # bytes of a list of hosts
@@ -39,11 +40,30 @@ def unused(
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
     if named in (OFF, NO_LAUNCHER):
         return None
-    texts = {name: read(environ[name]) for name in allocation.files(environ)}
+    if named is None and LAUNCHERS[placement.launcher].told_ranks_per_node:
+        from .separate_jobs import outer_of  # here, as most launchers start all ranks
+
+        outer = outer_of(placement, environ)
+        if outer is not None:
+            return Unused(*outer)
+    texts = _texts(placement, environ, read)
+    return allocation.unused(placement, environ, texts)
+
+
+def _texts(
+    placement: Placement,
+    environ: Mapping[str, str],
+    read: Callable[[str], str],
+) -> dict[str, str]:
+    """What the files hold that variables name, and what Flux answers."""
+    texts = {}
+    for name in allocation.files(environ):
+        path = environ[name]
+        texts[name] = read(path)
     may_leave_tasks = placement.launcher in (NO_LAUNCHER, WRAPPER)
     if allocation.FLUX in environ and may_leave_tasks:
         texts[allocation.FLUX] = _flux_size()
-    return allocation.unused(placement, environ, texts)
+    return texts
 
 
 def warn_of_unused(placement: Placement, found: Unused | None) -> None:

@@ -10,8 +10,8 @@ import pytest
 from captured import ALL
 from conftest import Run
 from hosts import Slurm
-from inside import surroundings
-from launched import MPIRUN, needs_mpirun, needs_slurm
+from inside import LAUNCHERS, sample_of, surroundings
+from launched import MPIRUN, needs_mpirun, needs_slurm, needs_torch
 
 from distboot import detect
 
@@ -92,7 +92,50 @@ def test_captures_of_launchers_are_not_warned_of() -> None:
         "slurm-sbatch-22.05.8/batch_step_python_no_ntasks",
         # mpirun was told to use one of two hosts
         "slurm-sbatch+openmpi4-22.05.8/mpirun_subset_1node",
+        "slurm-salloc+torchrun-22.05.8/torchrun_standalone_in_srun_n2--agent1",
     }
+
+
+TORCHRUN = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=1, per_node=2)
+OF_2_NODES = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=2, per_node=2)
+DEEPSPEED = sample_of(LAUNCHERS["deepspeed"], rank=1, nodes=1, per_node=2)
+
+
+def _outer(name: str, nodes: int = 2) -> dict[str, str]:
+    return sample_of(LAUNCHERS[name], rank=0, nodes=nodes, per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (_outer("openmpi") | TORCHRUN, "openmpi has 2 processes (OMPI_COMM_WORLD_SIZE='2')"),
+        (_outer("slurm") | TORCHRUN, "srun has 2 processes (SLURM_STEP_NUM_TASKS='2')"),
+        (_outer("slurm") | DEEPSPEED, "srun has 2 processes (SLURM_STEP_NUM_TASKS='2')"),
+        (
+            {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"} | TORCHRUN,
+            "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')",
+        ),
+        (_outer("openmpi") | OF_2_NODES, ""),
+        (_outer("openmpi", nodes=1) | TORCHRUN, ""),
+        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1"} | TORCHRUN, ""),
+        ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"} | TORCHRUN, ""),
+        (_outer("openmpi") | TORCHRUN | {"DISTBOOT_LAUNCHER": "torchrun"}, ""),
+    ],
+)
+def test_jobs_that_each_process_starts(environ: dict[str, str], found: str) -> None:
+    unused = surroundings.unused(detect(environ), environ)
+    assert ("" if unused is None else unused.found) == found
+
+
+@needs_mpirun
+@needs_torch
+def test_torchrun_in_each_process_of_mpirun(run: Run) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "1", "train.py"]
+    mpirun = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", sys.executable]
+    ended = run(*mpirun, *torchrun, train=JOB)
+    assert ended.stdout.count("rank 0 of 1\n") == 2
+    said = "this process is alone, but openmpi has 2 processes (OMPI_COMM_WORLD_SIZE='2'): if each"
+    assert ended.stderr.count(f"warning: {said} of them starts torchrun, these are 2 jobs") == 2
 
 
 @pytest.mark.parametrize("command", [["train.py"], ["-m", "distboot", "train.py"]])

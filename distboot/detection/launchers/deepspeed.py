@@ -52,5 +52,6 @@ DEEPSPEED = Launcher(
     of_one_process="LOCAL_SIZE$|CROSS_(RANK|SIZE)$",
     programs=("deepspeed.launcher.launch",),
     mpi="no",
+    told_ranks_per_node=True,
     same_port_for_all_jobs=True,  # 29500
 )

@@ -1,0 +1,74 @@
+"""Jobs of one node that may be several: each process of an outer launcher starts one of them.
+
+`mpirun -n 2 torchrun --nproc-per-node 8 train.py` trains two models, as does torchrun on each node
+of a platform where it is told of one node. Each of them is whole, so nothing fails. It is not an
+error: jobs may be meant to be separate. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..base.errors import DistbootError
+from .env_reader import variable
+from .launchers import Launcher
+from .order import LAUNCHERS, present
+from .placement import VARIABLES, Placement
+from .readings import Environment, claimed
+
+
+class Outer(NamedTuple):
+    """A launcher around that of this process, with several processes."""
+
+    found: str  # for example "mpirun has 2 processes (OMPI_COMM_WORLD_SIZE='2')"
+    remedy: str  # what to type
+
+
+def outer_of(placement: Placement, environ: Mapping[str, str]) -> Outer | None:
+    """The outer launcher whose processes may have started a job of one node each; None: there is none."""
+    if placement.num_nodes != 1:
+        return None
+    own = LAUNCHERS[placement.launcher]
+    without_ours = Environment.of(environ).without_ours
+    launchers = present(environ)
+    further_out = launchers[launchers.index(own) + 1 :]
+    for other in further_out:
+        theirs = _processes_of(other, without_ours)
+        if theirs is not None and theirs.world_size > 1:
+            return _outer(own, other, theirs, environ)
+    return None
+
+
+def _processes_of(other: Launcher, environ: Mapping[str, str]) -> Placement | None:
+    """The process of an outer launcher, without the numbers that the inner one has set."""
+    outer = dict(environ)
+    if not other.owns_torch_vars:
+        for name in VARIABLES.values():
+            outer.pop(name, None)
+    with suppress(DistbootError):  # what is broken there is not about this process
+        return claimed(other, outer)
+    return None
+
+
+def _outer(
+    own: Launcher,
+    other: Launcher,
+    theirs: Placement,
+    environ: Mapping[str, str],
+) -> Outer:
+    count = theirs.world_size
+    what = "processes"
+    if other.nodes is not None:
+        what = "nodes"
+    source = theirs.sources["world_size"]
+    if source in environ:
+        source = variable(environ, source)
+    return Outer(
+        f"{other.command or other.name} has {count} {what} ({source})",
+        f"if each of them starts {own.name}, these are {count} jobs that train separately: "
+        f"tell {own.name} of the other nodes, or leave it out "
+        "(python -m distboot --nproc-per-node N train.py … in its place); "
+        f"or set DISTBOOT_LAUNCHER={own.name} if they are meant to be separate",
+    )
