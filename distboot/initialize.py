@@ -89,6 +89,8 @@ def init(
         error_exit.install()
         # Without the lines of this package: the cause is in the script or outside
         raise error.with_traceback(None) from None
+    except KeyboardInterrupt as error:
+        raise error.with_traceback(None) from None
 
 
 def current() -> Context | None:

@@ -119,8 +119,8 @@ def _errors() -> str:
     return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
 
 
-def _recognised(kind: str, records: Iterable[Launcher | Platform]) -> str:
-    rows = [f"| name | {kind} | recognised by | facts from |", "|---|---|---|---|"]
+def _recognized(kind: str, records: Iterable[Launcher | Platform]) -> str:
+    rows = [f"| name | {kind} | recognized by | facts from |", "|---|---|---|---|"]
     for known in records:
         markers = ", ".join(f"`{marker}`" for marker in known.markers) or "no trace of any of these"
         rows.append(f"| `{known.name}` | {known.title} | {markers} | {known.source} |")
@@ -209,7 +209,7 @@ def _command(known: NodePlatform) -> str:
 
 def _of_platforms() -> str:
     rows = [
-        "| platform | recognised by | address of rank 0 | not if `true` | job id |",
+        "| platform | recognized by | address of rank 0 | not if `true` | job id |",
         "|---|---|---|---|---|",
     ]
     for known in PLATFORMS:
@@ -282,8 +282,8 @@ def _help() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "launchers": lambda: _recognised("launcher", LAUNCHERS.values()),
-    "platforms": lambda: _recognised("platform", PLATFORMS),
+    "launchers": lambda: _recognized("launcher", LAUNCHERS.values()),
+    "platforms": lambda: _recognized("platform", PLATFORMS),
     "errors": _errors,
     "variables of launchers": _of_launchers,
     "samples of launchers": _samples,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..base.errors import DistbootError, with_too_few_files
+from ..base.text import log_line
 from ..detection.placement import Placement
 from ..rendezvous.plan import plan_of
 from .session import Session
@@ -60,6 +61,18 @@ def joining(
         yield
     except BaseException as error:
         failed(job, problem or error)
+        _say_if_stopped(job, error)
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None
         raise
+
+
+def _say_if_stopped(job: Session, error: BaseException) -> None:
+    from ..report.start_failure import stopped_by  # here, as most jobs start
+
+    name = stopped_by(error)
+    if name is not None:
+        log_line(
+            job.placement.who,
+            f"stopped by an external {name} before all ranks had joined",
+        )

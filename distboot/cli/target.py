@@ -15,6 +15,7 @@ from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import did_you_mean, escape_control, short_repr
 from ..detection.local_rank_option import with_local_rank
+from .commands import COMMANDS
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
@@ -175,6 +176,12 @@ def _no_script(script: str) -> DistbootError:
     where = ""
     if not os.path.isabs(script):
         where = f" in {_working_directory()}"
+    if script in COMMANDS:
+        raise DistbootError(
+            "usage",
+            f"{script} after options of the wrapper",
+            f"the command comes before its options: python -m distboot {script} …",
+        )
     meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
     return DistbootError(
         "command-not-found",

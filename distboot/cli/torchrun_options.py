@@ -222,12 +222,22 @@ def _numbers(
             f"--node-rank {node} numbers the nodes, and so does the launcher {short_repr(named)}",
             "leave one of them out",
         )
+    _refuse_outside(node, nnodes)
     options.launcher = _NODES
     for name in _OTHERS:
         environ.pop(name, None)
     if options.rdzv_id is None:  # else the port follows from that
         environ.setdefault("MASTER_PORT", _PORT)
     return {"NODE_RANK": node, **count}
+
+
+def _refuse_outside(node: str, nnodes: int) -> None:
+    if parse_number(node) >= nnodes:
+        raise DistbootError(
+            "usage",
+            f"--node-rank {node} is not below --nnodes {nnodes}",
+            "number the nodes from 0 on",
+        )
 
 
 def _count(options: SimpleNamespace) -> int | None:

@@ -60,7 +60,7 @@ SERVERS = (
     _Row(
         rb"(?i)(HTTP/\d[^\r\n]*|<!DOCTYPE HTML[^\r\n]*)",
         "answers in HTTP",
-        f"{_MESH}; {_OTHER_PORT}",
+        f"{_OTHER_PORT}; {_MESH}",
     ),
     # RFC 9113, 3.4: a server begins with SETTINGS, a frame of type 4 on stream 0
     _Row(
@@ -69,7 +69,7 @@ SERVERS = (
         f"if it is JAX or TensorFlow: start rank 0 with distboot, too; {_OTHER_PORT}",
     ),
     # RFC 8446, 5.1: an alert or a handshake, and the version of the record
-    _Row(rb"[\x15\x16]\x03[\0-\4]", "answers in TLS", f"{_MESH}; {_OTHER_PORT}"),
+    _Row(rb"[\x15\x16]\x03[\0-\4]", "answers in TLS", f"{_OTHER_PORT}; {_MESH}"),
     # RFC 4253, 4.2
     _Row(
         rb"(SSH-[^\r\n]*)",

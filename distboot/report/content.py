@@ -36,6 +36,8 @@ _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
+_LEAST_OF_SUMMARY = 100  # characters before the exit codes
+_MOST_CODES = 6
 # What follows the first words of a root cause, by whether it is a failure
 _END_OF_CAUSE = {True: ": | while ", False: ", on "}
 # The end of a job without one, by whether all exit codes are 0
@@ -109,16 +111,22 @@ def summary_line(
         how += f"; {later} failed after that"
     how += _earlier(rounds, membership.round)
     seconds = now - _began(rounds, job.registered[0].time)
-    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: {how}; exit codes: "
-    exit_codes = (
-        _exit_codes(codes, exit_code, ranks_said),
-        _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank")),
-    )
-    for words in exit_codes:
-        line = begin + words
-        if len(line) <= LONGEST_SUMMARY:
-            return line
-    return f"{line[: LONGEST_SUMMARY - 1]}…"
+    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: {how}"
+    all_said = _exit_codes(codes, exit_code, ranks_said)
+    line = begin + all_said
+    if len(line) <= LONGEST_SUMMARY:
+        return line
+    counts_said = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
+    return _cut(begin, LONGEST_SUMMARY - len(counts_said)) + counts_said
+
+
+def _cut(text: str, most: int) -> str:
+    """A text without its last words, so that none of them is half there."""
+    if len(text) <= most:
+        return text
+    most = max(most, _LEAST_OF_SUMMARY)
+    words, _, _ = text[:most].rpartition(" ")
+    return f"{words.rstrip(',;:')} …"
 
 
 def _exit_codes(
@@ -126,13 +134,16 @@ def _exit_codes(
     of_job: int | None,
     said: Callable[[Sequence[int]], str],
 ) -> str:
-    """The exit codes of the job and of its ranks: `"1 (job), 1 (rank 0), 143 (ranks 1-3)"`."""
+    """The exit codes: `"; exit codes: 1 (job), 1 (rank 0), 143 (ranks 1-3)"`."""
     words = []
     if of_job is not None:
         words.append(f"{of_job} (job)")
     for code, ranks in codes.items():
         words.append(f"{code} ({said(ranks)})")
-    return ", ".join(words)
+    if len(words) > _MOST_CODES:
+        others = counted(len(words) - _MOST_CODES, "other")
+        words[_MOST_CODES:] = [others]
+    return f"; exit codes: {', '.join(words)}"
 
 
 def _how_it_ended(

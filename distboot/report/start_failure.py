@@ -27,13 +27,13 @@ class StartFailure(NamedTuple):
         what = type(error).__name__
         code = None
         hint = ""
-        stopped_by = _stopped_by(error)
+        name = stopped_by(error)
         if isinstance(error, DistbootError):
             what = error.message
             code = error.code
             hint = error.hint
-        elif stopped_by is not None:
-            what = f"stopped by an external {stopped_by}"
+        elif name is not None:
+            what = f"stopped by an external {name}"
         elif str(error):
             what = f"{what}: {first_line(error)}"
         return cls(
@@ -55,8 +55,8 @@ class StartFailure(NamedTuple):
         }
 
 
-def _stopped_by(error: BaseException) -> str | None:
-    """The name of the signal that has ended the script: `"SIGTERM"`."""
+def stopped_by(error: BaseException) -> str | None:
+    """The signal for which this is raised, by its name: `"SIGTERM"`; None: it is another error."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT.name
     code = getattr(error, "code", None)

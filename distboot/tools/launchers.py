@@ -18,7 +18,7 @@ _FIELDS = ("name", "title", "markers", "source")
 
 def launchers(arguments: list[str]) -> int:
     """The command `launchers`."""
-    description = "Print all launchers, innermost first, and all platforms that can be recognised."
+    description = "Print all launchers, innermost first, and all platforms that can be recognized."
     parser = Parser("launchers", description, "--json  print one JSON object", detects=False)
     if parser.parse_args(arguments).json:
         table = {"launchers": _as_json(LAUNCHERS.values()), "platforms": _as_json(PLATFORMS)}

@@ -126,6 +126,7 @@ _SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
         ("run --launcher", "usage", ""),
         ("run --launcher opnempi -- true", "unknown-launcher", ""),
         ("shwo", "command-not-found", "\ndistboot: hint: did you mean 'show'? "),
+        ("--grace 5 show", "usage", "\ndistboot: hint: the command comes before its options: "),
         ("no_such_script.py", "command-not-found", ""),
         ("run -- no-such-command-at-all", "command-not-found", ""),
         (

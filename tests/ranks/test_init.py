@@ -339,7 +339,10 @@ def test_ctrl_c_while_meeting_interrupts_the_script(start_init: Start) -> None:
     until(lambda: "ranks joined; missing: " in job.output(0))
     job.processes[0].send_signal(signal.SIGINT)
     assert job.codes() == [128 + signal.SIGINT]
-    assert job.output(0).count("Traceback") == 1
+    output = job.output(0)
+    assert output.count("Traceback") == 1
+    assert "stopped by an external SIGINT before all ranks had joined" in output
+    assert output.count("distboot/") == 1  # the line of `init` in the traceback
 
 
 def test_ctrl_c_ends_a_single_process_as_usual(run: Run) -> None:

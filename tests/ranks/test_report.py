@@ -249,7 +249,9 @@ def test_rank_0_stopped_while_it_waits(start: Start, way: str, number: signal.Si
         "stopped",
         "The job was stopped while rank 1 was missing",
     )
-    assert report["stopped"]["text"] == f"stopped by an external {number.name}"
+    said = f"stopped by an external {number.name}"
+    assert report["stopped"]["text"] == said
+    assert f"{said} before all ranks had joined" in running.output(0)
 
 
 def test_mistyped_world_size_makes_a_small_report(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ NUMBERINGS = [
         "1 of 2 nodes",
         75,
     ),
+    ({}, "--nnodes 2 --node-rank 2", "--node-rank 2 is not below --nnodes 2", 2),
     ({}, "--nnodes 2 --node-rank 1 --launcher slurm", "so does the launcher 'slurm'", 2),
     ({"DISTBOOT_LAUNCHER": "slurm"}, "--nnodes 2 --node-rank 1", "the launcher 'slurm'", 2),
     ({"MASTER_ADDR": "192.0.2.7", "WORLD_SIZE": "2"}, "--standalone", "RANK is missing", 78),

@@ -94,7 +94,7 @@ def test_launcher_is_read(
         ({**SAGEMAKER, "SM_NUM_GPUS": "8"}, "sagemaker", 1, "SM_NUM_GPUS='8'", ("algo-1", None)),
     ],
 )
-def test_process_that_stands_for_a_node_is_recognised(
+def test_process_that_stands_for_a_node_is_recognized(
     environ: dict[str, str], launcher: str, rank: int, reason: str, address: tuple[str, int | None]
 ) -> None:
     placement = detect(environ)

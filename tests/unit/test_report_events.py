@@ -92,6 +92,19 @@ def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
     assert len(said) <= 220
     assert "; exit codes: 1 (job), 1 (" in said
     assert kinds > 2 or said.endswith("1 (job), 1 (52 ranks), 2 (52 ranks)")
+    assert kinds == 2 or said.endswith(", 5 (2 ranks), 45 others")
+
+
+def test_summary_leaves_out_whole_words() -> None:
+    where = f"on {'h' * 60} (node 1, local rank 1, process 12345)"
+    text = f"rank 1 failed first: {'e' * 60}, in load (data.py:41), {where}"
+    cause = {**CAUSE, "text": text, "location": where}
+    log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **cause)
+    said = summary_line(log, PAIR, Doubts(), NOON + 63, 1)
+    assert len(said) <= 220
+    words, codes = said.split(" …; exit codes: ")
+    assert codes == "1 (job), not known (2 ranks)"
+    assert words.split()[-1] in f"{text} process 12345):".split()
 
 
 def test_summary_refers_to_the_early_ranks_headline() -> None:

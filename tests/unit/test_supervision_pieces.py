@@ -294,7 +294,7 @@ WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=F
     st.text(st.characters(codec="utf-8", exclude_characters="<*>\0"), min_size=1),
     st.lists(st.sampled_from(WRITERS), max_size=2),
 )
-def test_secret_is_recognised_however_it_is_written(
+def test_secret_is_recognized_however_it_is_written(
     secret: str, writers: list[Callable[[str], str]]
 ) -> None:
     text = f"<{secret}>"

@@ -56,7 +56,7 @@ class Launcher(NamedTuple):
     # {node}, {nodes} and {hosts} in the place of numbers; `sample_of` fills these in
     sample: str = ""
 
-    # -- How it is recognised
+    # -- How it is recognized
     markers: tuple[str, ...] = ()  # variables any one of which claims the environment for it
     triggers: tuple[str, ...] = ()  # other variables, which may do so by `claim`
     needed: AbstractSet[str] = frozenset()  # it claims nothing where one of these is missing

@@ -9,15 +9,17 @@ from __future__ import annotations
 from ..env_reader import EnvReader
 from . import Launcher
 
+_RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
 _PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
 def _read(reader: EnvReader) -> None:
+    there = [name for name in (*_RANK_AND_SIZE, *_PLACE) if name in reader.environ]
     reader.remedy = (
         "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear "
-        "these if they are left over"
+        f"{', '.join(there)} if left over"
     )
-    reader.integers("RANK", "WORLD_SIZE", *_PLACE, optional=_PLACE)
+    reader.integers(*_RANK_AND_SIZE, *_PLACE, optional=_PLACE)
 
 
 TORCH = Launcher(
@@ -32,7 +34,7 @@ TORCH = Launcher(
         "RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} NODE_RANK={node} "
         "MASTER_ADDR=10.0.0.4 MASTER_PORT=6105"
     ),
-    markers=("RANK", "WORLD_SIZE", *_PLACE),
+    markers=(*_RANK_AND_SIZE, *_PLACE),
     more=_read,
     in_order=(),  # a user may have numbered them as they like
     generic_names=True,
