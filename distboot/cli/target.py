@@ -25,6 +25,7 @@ _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 _MODULE_OPTION = pattern(r"-(?![-WXc])([^m]*)m")
 _VERSION = "0123456789."  # characters after `python` in the name of its program
 SHELLS = ("sh", "bash", "dash", "zsh")
+_SHEBANG_OF_SHELL = pattern(rf"#![^\n]*\b({'|'.join(SHELLS)})\b[^\n]*")
 _BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
 _LONGEST = 1 << 20  # bytes of a script that are read
 
@@ -146,7 +147,9 @@ def target_of(given: list[str]) -> Target:
         _refuse_missing_module(given[1])
         return Target([*python, *given], len(python) + 2)
     _refuse_unreadable(first)
-    return Target([*python, *given], len(python) + 1)
+    target = Target([*python, *given], len(python) + 1)
+    _refuse_shell_script(target)
+    return target
 
 
 def _refuse_nothing_after(given: list[str], what: str) -> None:
@@ -169,6 +172,18 @@ def _refuse_unreadable(script: str) -> None:
             "command-not-executable",
             message,
             "chmod +r it",
+        )
+
+
+def _refuse_shell_script(target: Target) -> None:
+    """Refuse a script of a shell, in which Python would find a syntax error."""
+    found = _SHEBANG_OF_SHELL.match(target.text)
+    if found is not None:
+        script = target.script
+        raise DistbootError(
+            "usage",
+            f"the script {short_repr(script)} is not in Python: it begins with {found[0]}",
+            f"any other command goes after '--': run -- {escape_control(script)} …",
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..agent.session import Session
 from ..base.errors import DistbootError, printed
-from ..base.text import first_line
+from ..base.text import first_line, short_repr
 from ..context import Context
 from ..detection import inherited
 from ..detection.env_reader import variable
@@ -62,6 +62,14 @@ def _not_importable(module: str, install: str, error: Exception) -> DistbootErro
             "framework-not-installed",
             f"{package} is not installed in this Python",
             install or f"pip install {package}",
+        )
+    found = sys.modules.get(package)
+    if found is not None and not hasattr(found, "__path__"):
+        path = short_repr(found.__file__)
+        return DistbootError(
+            "framework-not-installed",
+            f"{module} cannot be imported: the file {path} hides the package {package}",
+            "give that file another name",
         )
     # For example a shared library that it needs is missing
     return DistbootError(

@@ -18,8 +18,8 @@ _HINT_AT_FRAMEWORKS = (
     "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
 )
 _HINT_AT_IMPORT = (
-    "look at their output: the import of the framework hangs or is slow there, "
-    "or their host is down"
+    "look at their output: they have not called init() yet, the import of the framework "
+    "hangs or is slow there, or their host is down"
 )
 
 

@@ -126,6 +126,11 @@ _SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
         ("run --launcher", "usage", ""),
         ("run --launcher opnempi -- true", "unknown-launcher", ""),
         ("shwo", "command-not-found", "\ndistboot: hint: did you mean 'show'? "),
+        (
+            "./no-interpreter",
+            "usage",
+            "it begins with #!/nowhere/sh\ndistboot: hint: any other command goes",
+        ),
         ("--grace 5 show", "usage", "\ndistboot: hint: the command comes before its options: "),
         ("no_such_script.py", "command-not-found", ""),
         ("run -- no-such-command-at-all", "command-not-found", ""),

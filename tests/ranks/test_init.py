@@ -309,6 +309,12 @@ def test_what_one_rank_lacks_reaches_all(run_ranks: RunRanks, tmp_path: Path, ra
     assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
+def test_file_that_hides_the_framework_is_named(run: Run, tmp_path: Path) -> None:
+    hidden = _broken_torch(tmp_path, "")
+    ended = run(sys.executable, "-c", "import distboot; distboot.init('torch')", env=hidden)
+    assert f"the file '{tmp_path}/broken/torch.py' hides the package torch" in ended.stderr
+
+
 def test_rank_that_dies_before_the_framework_is_named(run_ranks: RunRanks, tmp_path: Path) -> None:
     places: list[dict[str, str]] = [{}, _broken_torch(tmp_path, "import os; os._exit(9)")]
     survivor, culprit = run_ranks("import distboot; distboot.init()", places=places)
