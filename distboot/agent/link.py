@@ -61,6 +61,7 @@ class AgentLink:
         self._frames = Frames(MOST)
         self._received: deque[Frame] = deque()
         self._files: list[int] = []  # that came with messages
+        self._has_asked_for_listener = False
         self._ends_with_context = False  # as below the wrapper, whose agent stays
         # That came with the last Go, for `ctx.preempted`; a file descriptor
         self.page: int | None = None
@@ -99,6 +100,7 @@ class AgentLink:
 
     def take_listener(self) -> socket.socket | None:
         """Rank 0's listening socket, which is the caller's now; None: it is not available."""
+        self._has_asked_for_listener = True
         self.ask(Listen(), _ATTACH, Listening)
         if not self._files:
             return None
@@ -110,8 +112,9 @@ class AgentLink:
             self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
-        """The listening socket is not needed."""
-        self.tell(Keep())
+        """The listening socket is not needed, unless it was taken."""
+        if not self._has_asked_for_listener:
+            self.tell(Keep())
 
     def start_ended(self, ended: StartEnded) -> None:
         """Let the agent write the report of the start, unless it has, and has ended."""

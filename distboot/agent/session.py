@@ -15,6 +15,7 @@ from ..base.text import first_line
 from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..rendezvous.events import ALL_READY, IMPORTED, EventLog
+from ..rendezvous.membership import JoinResult, Membership
 from ..rendezvous.messages import (
     Arrive,
     Key,
@@ -26,10 +27,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.connection_pool import DetachedConnection
     from ..rendezvous.join import Joined
-    from ..rendezvous.membership import JoinResult, Membership
     from .link import AgentLink
 
 T = TypeVar("T")
+_NOT_MET = JoinResult(Membership((), ()))
 
 
 class Session:
@@ -39,15 +40,7 @@ class Session:
         # Exact once the ranks have met, with the address and port where rank 0 was reached
         self.placement = placement
         self.join_timeout = join_timeout  # seconds for all ranks to be ready once they have met
-        self.membership: Membership | None = None  # once the ranks have met
-        # What differs between the ranks and should not, as rank 0 reports it
-        self.warnings: list[str] = []
-        # The one that leads to the other nodes; None if there are none, or if it is unknown
-        self.interface: str | None = None
-        # Of this host, for the ranks of other nodes; loopback if there are none
-        self.own_address = "127.0.0.1"
-        # Of rank 0's listening socket, once the ranks have met
-        self.store_address: tuple[str, int] | None = None
+        self.result = _NOT_MET  # what the agent knows once the ranks have met
         # By rank, what it has offered when it was ready
         self.offers: dict[int, str] = {}
         self.joined: Joined | None = None  # the agent's part, where this very process is the agent
@@ -62,29 +55,22 @@ class Session:
         self.is_watched = False  # whether failure detection has begun
         # Waits at a key, if not through the agent
         self.arrive: Callable[[Arrive], None] | None = None
-        self.is_listener_taken = False  # whether the script has rank 0's listening socket
         # When this rank took each step (see `report`), in seconds since the epoch
         self.steps: dict[str, float] = {}
         self._met = time.monotonic()
-        self._process = os.getpid()
-        # How often this rank has used a key, by name and node
-        self._counts: Counter[tuple[str, int | None]] = Counter()
+        self._keys = _KeyCalls()
 
     def take(self, result: JoinResult) -> None:
         """The ranks have met: hold what the agent knows now."""
         self._met = time.monotonic()
-        self.membership = result.membership
-        self.warnings = list(result.warnings)
-        self.interface = result.interface
-        self.own_address = result.own_address
-        self.store_address = (result.store_host, result.port)
+        self.result = result
         where: dict[str, object] = {"master_addr": result.host}
         if not LAUNCHERS[self.placement.launcher].serves_master_port:
             where["master_port"] = result.port
         placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
         is_of_node = self.joined is not None and bool(self.joined.plan.own.ranks)
         if not is_of_node:
-            exact = self.membership.place(placement.rank)
+            exact = result.membership.place(placement.rank)
             placement = placement.with_fields("roll call: all ranks together", exact)
         self.placement = placement
 
@@ -97,11 +83,38 @@ class Session:
         return job
 
     @property
+    def membership(self) -> Membership | None:
+        """None until the ranks have met."""
+        if self.result is _NOT_MET:
+            return None
+        return self.result.membership
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What differs between the ranks and should not, as rank 0 reports it."""
+        return self.result.warnings
+
+    @property
+    def interface(self) -> str | None:
+        """The one that leads to the other nodes; None if there are none, or if it is unknown."""
+        return self.result.interface
+
+    @property
+    def own_address(self) -> str:
+        """Of this host, for the ranks of other nodes; loopback if there are none."""
+        return self.result.own_address
+
+    @property
+    def store_address(self) -> tuple[str, int] | None:
+        """Of rank 0's listening socket, once the ranks have met."""
+        if self.result is _NOT_MET:
+            return None
+        return self.result.store_host, self.result.port
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Host name of each node, by node rank; empty if the ranks have not met."""
-        if self.membership is None:
-            return ()
-        return self.membership.hosts
+        return self.result.membership.hosts
 
     def ready(self, step: Callable[[], tuple[T, Ready]]) -> T:
         """Take a step that may fail on some ranks only; then all ranks fail, for the first failure.
@@ -177,7 +190,6 @@ class Session:
         """Give rank 0's listening socket, a file descriptor, to the caller; None on other ranks."""
         if self.placement.rank != 0 or self.store_address is None:
             return None
-        self.is_listener_taken = True
         agent = self.link or self.joined  # both, where the agent is a thread of this process
         if agent is None:
             return None
@@ -203,10 +215,8 @@ class Session:
 
         `missing-rank`: a rank was not there in time; `rank-failed`: it has failed.
         """
-        self._counts[what, node] += 1
-        key = Key(what, node, self._counts[what, node])
         with with_rank(self.placement.who):
-            self._refuse_forked(what)
+            key = self._keys.next_key(what, node)
             arrive = self.arrive
             if arrive is None and self.link is not None:
                 arrive = self.link.arrive
@@ -219,24 +229,37 @@ class Session:
                     "unset DISTBOOT_RENDEZVOUS",
                 )
 
-    def _refuse_forked(self, what: str) -> None:
-        if os.getpid() == self._process:
-            return
-        where = f"{what} in a process that the rank forked"
-        raise DistbootError(
-            "already-joined",
-            f"{where}: the rank is process {self._process}",
-            "call it there, not in this process",
-        )
-
     def leave(self) -> None:
         """The script has closed its context."""
-        if self.link is not None and os.getpid() == self._process:
+        if self.link is not None and not self._keys.is_forked:
             self.link.leave()
 
     def close(self) -> None:
         if self.joined is not None:
             self.joined.close()
+
+
+class _KeyCalls:
+    """How often the script of a rank has used each key."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._counts: Counter[tuple[str, int | None]] = Counter()  # by name and node
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked by that of the rank."""
+        return os.getpid() != self._process
+
+    def next_key(self, name: str, node: int | None) -> Key:
+        if self.is_forked:
+            raise DistbootError(
+                "already-joined",
+                f"{name} in a process that the rank forked: the rank is process {self._process}",
+                "call it there, not in this process",
+            )
+        self._counts[name, node] += 1
+        return Key(name, node, self._counts[name, node])
 
 
 def _as_failure(error: Exception) -> DistbootError:

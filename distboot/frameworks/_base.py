@@ -178,7 +178,7 @@ def context(
     workers.install_at_start()
     crash_hooks.install_below_wrapper()
     placement = job.placement
-    if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
+    if job.link is not None and placement.rank == 0:
         job.link.keep()
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 

@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -94,7 +95,7 @@ def test_gpus_without_a_build_for_them_are_refused(monkeypatch: pytest.MonkeyPat
 
 def test_rendezvous_on_ipv6_alone_is_refused() -> None:
     job = Session(detect({}), 1.0)
-    job.own_address = "2001:db8::1"
+    job.result = replace(job.result, own_address="2001:db8::1")
     with pytest.raises(DistbootError, match="needs IPv4, and rank 0 was reached at 2001:db8::1"):
         serve_rendezvous(job, ExitStack())
 

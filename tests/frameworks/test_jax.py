@@ -1,6 +1,7 @@
 """`init("jax")` and the wrapper for JAX, on real JAX: two ranks on the CPU, their collectives on its Gloo."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -192,7 +193,9 @@ def _meeting(capture: str, rank: int, **more: str) -> tuple[Session, dict[str, s
 def test_exports_are_what_jax_finds_first() -> None:
     # clusters/ompi_cluster.py reads these; Slurm's, which it reads as well, stay as they are.
     job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
-    job.store_address = ("10.0.0.1", 61000)  # torchrun's own port is not to be had
+    job.result = replace(
+        job.result, store_host="10.0.0.1", port=61000
+    )  # torchrun's own port is not to be had
     found = frameworks.exports("jax", job, environ)
     assert found.pop("JAX_COORDINATOR_ADDRESS").endswith(":61000")
     assert found.pop("OMPI_MCA_orte_hnp_uri")
@@ -260,7 +263,7 @@ def test_each_rank_of_a_node_has_a_device(
 ) -> None:
     monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: visible)
     job, _ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
-    job.store_address = ("10.0.0.1", 61000)
+    job.result = replace(job.result, store_host="10.0.0.1", port=61000)
     try:
         found = frameworks.exports("jax", job, environ).get("JAX_LOCAL_DEVICE_IDS")
     except DistbootError as error:

@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +28,10 @@ def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> Session:
     )
     job = Session(placement, 10.0)
     nodes = nodes or (range(world_size),)
-    job.membership = Membership(
+    membership = Membership(
         tuple(f"node{index}" for index, _ in enumerate(nodes)), tuple(map(tuple, nodes))
     )
+    job.result = replace(job.result, membership=membership)
     return job
 
 
@@ -97,7 +99,8 @@ def test_ranks_with_different_clusters(
 
 def test_address_of_a_task_on_ipv6() -> None:
     cluster = _cluster(0, 2)
-    cluster._session.own_address = "fd00::1"
+    session = cluster._session
+    session.result = replace(session.result, own_address="fd00::1")
     port = cluster.hold_port()
     assert port is not None
     with port:
