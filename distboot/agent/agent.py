@@ -7,9 +7,7 @@ scripts, and what this agent alone watches (the process of its launcher, notices
 from __future__ import annotations
 
 import gc
-import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
 _LONGEST_NOTICE = 200  # bytes
-_STDERR = 2
 
 
 class Agent:
@@ -94,12 +91,7 @@ class Agent:
 
     def register(self, rank: int, pid: int, cpus: str) -> None:
         """The process of a rank is watched from now on; `cpus`: to which it is bound, if it is."""
-        own = Register(
-            pid,
-            cpus=cpus,
-            log=_stderr_file(),
-        )
-        self.shell.take(rank, own, time.monotonic())
+        self.shell.take(rank, Register(pid, cpus=cpus), time.monotonic())
 
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""
@@ -158,7 +150,7 @@ class Agent:
             assert result is not None
             node = result.membership.node_of()[self.ranks[0]]
             mark = job_mark(self._joined.plan.job, result.port)
-            place = f"{node}-{_stderr_file()}"
+            place = f"{node}-{self._joined.plan.own.log}"
             self._claims = Claims(f"{mark}-{result.membership.round}-{place}")
         return self._claims.claim(topic)
 
@@ -298,9 +290,7 @@ def shell_of(
             text = text.removeprefix(f"{who} ")  # the line begins with it
         log_line(who, text, event, **more)
 
-    ranks = ranks_of(membership)
-    if agent != 0:
-        ranks = [ranks[rank] for rank in (0, *membership.agents[agent])]
+    ranks = _ranks_known(agent, membership, side)
     peers = connect(ranks, _connection_of(agent, membership, side))
     facts = Facts({member.rank: member for member in ranks}, settings, is_held=held)
     shell = Shell(facts, say)
@@ -353,6 +343,20 @@ def _addresses(ranks: Iterable[RankState]) -> dict[int, str]:
     return found
 
 
+def _ranks_known(
+    agent: int,
+    membership: Membership,
+    side: Coordinator | Worker,
+) -> list[RankState]:
+    """The ranks that an agent knows: rank 0's agent all, any other one rank 0 and its own."""
+    ranks = ranks_of(membership)
+    if isinstance(side, Coordinator):
+        for rank, record in side.table.records.items():
+            ranks[rank].log = record.log
+        return ranks
+    return [ranks[rank] for rank in (0, *membership.agents[agent])]
+
+
 def _connection_of(
     agent: int,
     membership: Membership,
@@ -373,14 +377,3 @@ def _connection_of(
         for rank in membership.agents[other]:
             found[rank] = connection
     return found
-
-
-def _stderr_file() -> str:
-    """What tells the file that is our stderr from others; empty: a stream that ranks share."""
-    try:
-        found = os.fstat(_STDERR)
-    except OSError:
-        return ""
-    if stat.S_ISREG(found.st_mode):
-        return f"{found.st_dev}:{found.st_ino}"
-    return ""

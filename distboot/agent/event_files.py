@@ -30,25 +30,30 @@ class EventFiles:
     def __init__(self, settings: SupervisionSettings, who: str | None) -> None:
         self._who = who
         self._report = settings.report  # None: none is wanted
-        self._files: list[Journal | StateWriter] = []
+        self._journal: Journal | None = None
+        self._states: list[StateWriter] = []
         if settings.report is not None:
             from .journal import opened_beside  # here, as most jobs have none
 
-            journal = opened_beside(settings.report, who)
-            self._files += filter(None, [journal])
+            self._journal = opened_beside(settings.report, who)
         if settings.metrics is not None:
             from .metrics_file import MetricsFile
 
-            self._files.append(MetricsFile(settings.metrics, who))
+            self._states.append(MetricsFile(settings.metrics, who))
         if settings.kubeflow:
             from .kubeflow_status import KubeflowStatus, StatusServer
 
-            self._files.append(KubeflowStatus(StatusServer(*settings.kubeflow), who))
+            self._states.append(KubeflowStatus(StatusServer(*settings.kubeflow), who))
         atexit.register(self.close)  # also where the ranks do not meet
 
     def record(self, event: Event) -> None:
-        for file in self._files:
-            file.record(event)
+        if self._journal is not None:
+            self._journal.record(event)
+        self._record_state(event)
+
+    def _record_state(self, event: Event) -> None:
+        for state in self._states:
+            state.record(event)
 
     def start_ended(
         self,
@@ -60,8 +65,11 @@ class EventFiles:
         before: Spent | None = None,  # what their time was spent on
     ) -> None:
         """All ranks have started, and are not supervised; or they have not, and the job ends."""
-        if log is None:  # it cannot listen, and has nothing to report
-            return
+        report = self._report
+        if log is None:  # there is no job to report on, as rank 0 did not listen
+            log = EventLog()
+            log.record(self._record_state)
+            report = None
         if ended.steps:
             log.add("phases", 0, **ended.steps)
         from ..report.content import startup_report  # here, as most jobs start
@@ -75,10 +83,10 @@ class EventFiles:
         else:
             failure = StartFailure(*ended.failure)
             log.note("start_failed", **failure._asdict())
-        if self._report is not None:
+        if report is not None:
             known = (log, membership, failure, time.time(), rounds)
             problem = try_to_write(
-                self._report,
+                report,
                 lambda: startup_report(*known, before=before or NO_ROUND),
             )
             if problem is not None:
@@ -88,7 +96,9 @@ class EventFiles:
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        files = self._files
-        self._files = []
-        for file in files:
-            file.close()
+        if self._journal is not None:
+            self._journal.close()
+        for state in self._states:
+            state.close()
+        self._journal = None
+        self._states = []

@@ -168,8 +168,11 @@ class _Control:
         self._frames = Frames(MOST)
 
     def begin(self) -> Begin:
-        begin: Begin = self.receive(Begin)[0]
-        return begin
+        """The first message; `_ScriptGoneError`: something has ended the start before that."""
+        first, *_ = self.receive(Begin, StartEnded, Finish)
+        if not isinstance(first, Begin):
+            raise _ScriptGoneError
+        return first
 
     def receive(self, *kinds: type) -> list[Any]:
         """The next messages, at least one; `_ScriptGoneError`: the script has closed the socket."""
@@ -233,4 +236,4 @@ class _StillWanted:
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
                 self._start_ended(message)  # the script is being stopped
-                self._control.send(Written())
+                self._control.send_quietly(Written())

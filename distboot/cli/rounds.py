@@ -53,11 +53,12 @@ class Rounds(NamedTuple):
     def run_all(self, problem: DistbootError | None, logs: Logs | None) -> int:
         """The exit code of the last round; all other agents receive the problem of this one."""
         report = StartReport(self.settings.report, self.placement)
-        problem = problem or report.problem()
+        unwritable = report.problem()
         files = None
-        if problem is None:
+        if unwritable is None:
             files = self._event_files()
             report = self._start_report(files)
+        problem = problem or unwritable
         with ExitStack() as stack:
             if files is not None:
                 stack.callback(files.close)  # here, as the wrapper ends without atexit
@@ -84,7 +85,8 @@ class Rounds(NamedTuple):
         """The report of the start of one round."""
 
         def write(job: Session, ended: StartEnded) -> None:
-            if files is not None and job.joined is not None:
+            assert job.joined is not None
+            if files is not None:
                 files.start_ended(
                     job.joined.log(),
                     ended,

@@ -18,6 +18,9 @@ from .order import LAUNCHERS, present
 from .placement import VARIABLES, Placement
 from .readings import Environment, claimed
 
+# srun --pty: only one task has the terminal, in which anything may be typed
+_TERMINAL = "SLURM_PTY_PORT"
+
 
 class Outer(NamedTuple):
     """A launcher around that of this process, with several processes."""
@@ -28,7 +31,7 @@ class Outer(NamedTuple):
 
 def outer_of(placement: Placement, environ: Mapping[str, str]) -> Outer | None:
     """The outer launcher whose processes may have started a job of one node each; None: there is none."""
-    if placement.num_nodes != 1:
+    if placement.num_nodes != 1 or _TERMINAL in environ:
         return None
     own = LAUNCHERS[placement.launcher]
     without_ours = Environment.of(environ).without_ours
@@ -43,10 +46,8 @@ def outer_of(placement: Placement, environ: Mapping[str, str]) -> Outer | None:
 
 def _processes_of(other: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The process of an outer launcher, without the numbers that the inner one has set."""
-    outer = dict(environ)
-    if not other.owns_torch_vars:
-        for name in VARIABLES.values():
-            outer.pop(name, None)
+    own_names = set(VARIABLES.values())
+    outer = {name: text for name, text in environ.items() if name not in own_names}
     with suppress(DistbootError):  # what is broken there is not about this process
         return claimed(other, outer)
     return None

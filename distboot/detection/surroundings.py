@@ -40,7 +40,7 @@ def unused(
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
     if named in (OFF, NO_LAUNCHER):
         return None
-    if named is None and LAUNCHERS[placement.launcher].told_ranks_per_node:
+    if not named and LAUNCHERS[placement.launcher].told_ranks_per_node:
         from .separate_jobs import outer_of  # here, as most launchers start all ranks
 
         outer = outer_of(placement, environ)

@@ -153,7 +153,6 @@ class Job(AgentJob):
         """
         member.pid = message.pid
         member.is_watched = message.detects
-        member.log = message.log
         details = {"pid": message.pid, "cpus": message.cpus}
         self._emit(Record("registered", member.rank, details))
         members = self.facts.members

@@ -50,7 +50,6 @@ class Register:
     # Whether all ranks are told of its failure, which may be switched off
     detects: bool = of(flag, default=True)
     cpus: str = of(cpu_list, default="")  # to which it is bound, "0-3,8"; empty: to none
-    log: str = of(text(100), default="")  # where its agent prints, see `RankState.log`
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,7 @@ class RankState:
     node_rank: int
     local_rank: int
     pid: int = 0  # 0: it is not watched yet
-    # What tells the file to which its agent prints from others; empty: a stream that ranks share
-    log: str = ""
+    log: str = ""  # where its agent prints, see `WorkerInfo`
     # To its agent; None: that is this process, or it is not watched any more
     connection: Any = None  # a HeartbeatConnection, which this folder does not know
     failing: ExitStatus | None = None  # how it fails, before it has ended

@@ -164,6 +164,8 @@ class WorkerInfo:
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
     # To which its launcher has bound it: "0-3,8"; empty: to none
     cpus: str = of(cpu_list, default="")
+    # What tells the file to which its agent prints from others; empty: a stream that ranks share
+    log: str = of(text(100), default="")
 
 
 @dataclass(frozen=True, slots=True)

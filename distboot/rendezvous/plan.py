@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..host.shared_variables import Shared
 
 _CANDIDATES = 5
+_STDERR = 2
 _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to report it to the others
 # Packages whose versions should be the same on all ranks
 _FRAMEWORKS = (
@@ -179,6 +181,7 @@ def _own_report(
         max_restarts=part.max_restarts,
         heartbeat_timeout=heartbeat_timeout(environ),
         cpus=bound,
+        log=_stderr_file(),
     )
     if problem is not None:
         own = replace(own, problem=as_problem(problem))
@@ -187,6 +190,17 @@ def _own_report(
         unknown: dict[str, Any] = dict.fromkeys(LEFT_OPEN)
         own = replace(own, launcher="distboot", **unknown)
     return own
+
+
+def _stderr_file() -> str:
+    """What tells the file that is our stderr from others; empty: a stream that ranks share."""
+    try:
+        found = os.fstat(_STDERR)
+    except OSError:
+        return ""
+    if stat.S_ISREG(found.st_mode):
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""
 
 
 def _ports_in_round(placement: Placement, round_: int) -> tuple[int, ...]:

@@ -188,7 +188,7 @@ class Metrics:
     def _start_failed(self, event: Event) -> None:
         self._phase = "failed"
         details = event.details
-        text, *_ = details["text"].splitlines()
+        text, _, _ = details["text"].partition("\n")
         if details["code"] is not None:
             text = f"error[{details['code']}]: {text}"
         self._failure = {"kind": "start", "text": text}

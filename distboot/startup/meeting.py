@@ -191,7 +191,8 @@ def _without_sidecar(
     for_plan = dict(for_plan)
     if for_plan["problem"] is None:
         _write_here(call, for_plan, report)
-    supervision = call.supervision._replace(detects=False, report=None)
+    supervision = call.supervision._replace(detects=False)
+    for_plan["failed"] = report.ended
     with join_here(placement, call.environ, call.join_timeout, **for_plan) as job:
         with WrapperAgent(job, supervision, None) as agent:
             job.link = agent.link(placement.rank)

@@ -119,6 +119,11 @@ def _outer(name: str, nodes: int = 2) -> dict[str, str]:
         (_outer("openmpi", nodes=1) | TORCHRUN, ""),
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1"} | TORCHRUN, ""),
         ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"} | TORCHRUN, ""),
+        (_outer("slurm") | TORCHRUN | {"SLURM_PTY_PORT": "40001"}, ""),
+        (
+            _outer("openmpi") | TORCHRUN | {"DISTBOOT_LAUNCHER": ""},
+            "openmpi has 2 processes (OMPI_COMM_WORLD_SIZE='2')",
+        ),
         (_outer("openmpi") | TORCHRUN | {"DISTBOOT_LAUNCHER": "torchrun"}, ""),
     ],
 )

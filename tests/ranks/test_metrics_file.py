@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from supervised import until
+from supervised import Start, until
 
 FAILS_ONCE = """
 import os, distboot
@@ -59,6 +59,28 @@ def test_metrics_tell_who_is_missing(
     lines = _lines(path)
     assert 'distboot_ranks{state="missing"} 1' in lines
     assert any("missing-rank" in line for line in lines)
+
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
+def test_metrics_of_a_rank_0_that_does_not_listen(
+    run: Run, start: Start, tmp_path: Path, port: int, before: tuple[str, ...]
+) -> None:
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    first = start("", 1, **environ)
+    until(lambda: "missing: rank 1" in first.output(0))
+    path = tmp_path / "job.prom"
+    environ["DISTBOOT_METRICS"] = str(path)
+    script = "import distboot; distboot.init('none')"
+    done = run(sys.executable, *before, "train.py", train=script, env=environ)
+    assert "error[duplicate-rank]" in done.stderr
+    until(lambda: 'distboot_phase{phase="failed"} 1' in path.read_text())
+    assert any("duplicate-rank" in line for line in _lines(path))
 
 
 def test_link_is_replaced_and_not_followed(run: Run, tmp_path: Path) -> None:

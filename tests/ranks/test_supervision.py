@@ -174,12 +174,34 @@ def test_sidecar_that_cannot_start_is_only_reported(
     assert outcome in [json.loads(line)["event"] for line in journal]
 
 
-def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks) -> None:
+def test_failed_start_without_a_sidecar_is_reported(run: Run, tmp_path: Path, port: int) -> None:
+    report = tmp_path / "job.json"
+    script = "import sys; sys.executable = '/nonexistent'; import distboot; distboot.init('none')"
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DISTBOOT_JOIN_TIMEOUT": "1",
+        "DISTBOOT_REPORT": str(report),
+    }
+    run(sys.executable, "train.py", train=script, env=environ)
+    assert json.loads(report.read_text())["first_failure"]["code"] == "missing-rank"
+    assert '"start_failed"' in report.with_suffix(".jsonl").read_text()
+
+
+def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks, tmp_path: Path) -> None:
     command = (
         'test $RANK = 1 && set -- "$0" true || set -- "$0" no-such-command; '
         'exec "$1" -m distboot run -- "$2"'
     )
-    ended = run_ranks("", before=["sh", "-c", command, sys.executable])
+    report = tmp_path / "job.json"
+    ended = run_ranks(
+        "",
+        before=["sh", "-c", command, sys.executable],
+        places=[{"DISTBOOT_REPORT": str(report)}] * 2,
+    )
+    assert json.loads(report.read_text())["first_failure"]["code"] == "command-not-found"
     assert [rank.code for rank in ended] == [127, 127]
     assert all(
         "error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended

@@ -529,8 +529,8 @@ LOGS = {
 @pytest.mark.parametrize(("logs", "speakers"), LOGS.values(), ids=LOGS)
 def test_one_agent_speaks_for_each_log(logs: dict[int, str], speakers: set[int]) -> None:
     job = PureJob(USUAL).job
-    for rank in range(4):
-        job.take(rank, Register(100 + rank, log=logs.get(rank, "")), 1.0)
+    for rank, log in logs.items():
+        job.facts.members[rank].log = log
     effects = job.take(3, Exited(ExitStatus(code=3, when=1.0)), 2.0) + job.tick(9.0)
     (tell, *_) = [each for each in effects if isinstance(each, Tell)]
     assert tell.speakers == speakers
