@@ -62,7 +62,7 @@ def test_metrics_tell_who_is_missing(
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
-def test_metrics_of_a_rank_0_that_does_not_listen(
+def test_metrics_of_a_duplicate_rank_0(
     run: Run, start: Start, tmp_path: Path, port: int, before: tuple[str, ...]
 ) -> None:
     environ = {
