@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
 _LONGEST_NOTICE = 200  # bytes
+_OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 
 
 class Agent:
@@ -128,9 +129,15 @@ class Agent:
         self._check.begin(pid, is_rank=is_rank, has_neighbors=has_neighbors)
 
     @property
-    def has_claims(self) -> bool:
-        """Whether it has printed what other agents of its node know, too."""
-        return self._claims is not None and bool(self._claims.topics)
+    def seconds_to_stay(self) -> float:
+        """Seconds to stay, so that other agents of this node do not print again why all stop.
+
+        Where rank 0 is lost each finds that out alone, and a claim ends with its process.
+        """
+        has_printed = self._claims is not None and bool(self._claims.topics)
+        if has_printed and self.shell.has_lost_rank_0:
+            return _OTHERS_LOSE_RANK_0
+        return 0.0
 
     def close(self) -> None:
         """The loop is over."""

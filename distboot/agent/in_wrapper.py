@@ -266,6 +266,9 @@ class WrapperAgent:
     def _work(self) -> None:
         try:
             self._agent.loop.run()
+            cause = self._shell.root_cause
+            if cause is not None and not cause.restarts:
+                time.sleep(self._agent.seconds_to_stay)
         finally:
             self._agent.close()
             self.is_done = True

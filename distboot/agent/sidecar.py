@@ -40,7 +40,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .event_files import EventFiles
 
-_OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 # A launcher sends them to all processes of a job
 _IGNORED = (
     "SIGTERM",
@@ -114,8 +113,9 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.loop.run()
     script.let_go()
     joined.close()
-    if agent.has_claims and agent.shell.has_lost_rank_0:
-        _keep_claims()
+    if agent.seconds_to_stay:
+        _let_go_of_output()
+        time.sleep(agent.seconds_to_stay)
 
 
 def _event_files(begin: Begin) -> EventFiles | None:
@@ -149,15 +149,11 @@ def _start_ended(files: EventFiles | None, joined: Joined, ended: StartEnded) ->
     files.start_ended(joined.log(), ended, membership=membership)
 
 
-def _keep_claims() -> None:
-    """Stay, with no file of the script, until other agents of this node have lost rank 0, too.
-
-    Each finds that out alone; the first one has the claim to print it, as long as it runs.
-    """
+def _let_go_of_output() -> None:
+    """Whoever reads the output of the script waits for the end of it."""
     with open(os.devnull, "wb") as nowhere:
         for file in (1, 2):
             os.dup2(nowhere.fileno(), file)
-    time.sleep(_OTHERS_LOSE_RANK_0)
 
 
 class _Control:

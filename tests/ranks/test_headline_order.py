@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from fcntl import F_GETPIPE_SZ, fcntl, ioctl
 from pathlib import Path
 
@@ -129,6 +129,46 @@ def test_another_rank_speaks_where_rank_0_is_lost(run: Run, port: int) -> None:
     lines = _lines(run, "mpirun", port, 1, does, code=None)
     (headline,) = _said(lines, "became unreachable first")
     assert re.match(rf"distboot: rank [12] on {HOST}: rank 0 became unreachable first: ", headline)
+
+
+WATCHES_ITS_WRAPPER = """
+import os, time
+import distboot
+parent = os.getppid()
+open(f"ready-{distboot.init('none').rank}", "w").close()
+while os.getppid() == parent:
+    time.sleep(0.05)
+"""
+
+
+def test_one_wrapper_speaks_where_rank_0_is_lost(
+    clean_env: dict[str, str], tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "train.py").write_text(WATCHES_ITS_WRAPPER)
+    log = tmp_path / "log"
+    environ = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack, log.open("ab") as stderr:
+        wrappers = []
+        for rank in ("0", "1", "2"):
+            wrapper = subprocess.Popen(
+                [*WRAPPER, "train.py"],
+                env={**clean_env, **environ, "RANK": rank, "LOCAL_RANK": rank},
+                cwd=tmp_path,
+                stderr=stderr,
+            )
+            stack.callback(wrapper.wait, 60)
+            stack.callback(wrapper.kill)
+            wrappers.append(wrapper)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 3)
+        wrappers[2].send_signal(signal.SIGSTOP)  # it learns of it once rank 1 has printed it
+        wrappers[0].kill()
+        until(lambda: "rank 0 became unreachable first" in log.read_text())
+        with suppress(subprocess.TimeoutExpired):  # it stays, so that nobody repeats it
+            wrappers[1].wait(0.5)
+        wrappers[2].send_signal(signal.SIGCONT)
+        for wrapper in wrappers[1:]:
+            wrapper.wait(60)
+    assert log.read_text().count("rank 0 became unreachable first") == 1
 
 
 @pytest.mark.parametrize("way", ["wrapper", "prefix"])
