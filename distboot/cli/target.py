@@ -191,16 +191,14 @@ def _no_script(script: str) -> DistbootError:
     where = ""
     if not os.path.isabs(script):
         where = f" in {_working_directory()}"
+    problem = f"there is no script {short_repr(script)}{where}"
     if script in COMMANDS:
-        raise DistbootError(
-            "usage",
-            f"{script} after options of the wrapper",
-            f"the command comes before its options: python -m distboot {script} …",
-        )
+        hint = f"a command comes before its options: python -m distboot {script} …"
+        return DistbootError("command-not-found", problem, hint)
     meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
     return DistbootError(
         "command-not-found",
-        f"there is no script {short_repr(script)}{where}",
+        problem,
         f"{meant}check the path; "
         f"any other command goes after '--': run -- {escape_control(script)} …",
     )

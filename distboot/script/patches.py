@@ -157,6 +157,15 @@ GROUPS = (
                 ("signal.signal",),
             ),
             Patch(
+                "handlers of SIGTERM, SIGINT, SIGHUP and SIGQUIT, where the script has none",
+                "write the report of a job that is stopped while its ranks meet, and end the"
+                " process by the signal",
+                _INIT + ", on rank 0, until the ranks have met",
+                "no `DISTBOOT_REPORT`",
+                "startup/start_report.py",
+                ("signal.signal",),
+            ),
+            Patch(
                 "`sys.exit`",
                 "keeps the exit code, which Python does not give to functions of `atexit`",
                 "`init()` of one process; with DeepSpeed, Horovod, JAX, MPI or TensorFlow",

@@ -131,7 +131,7 @@ _SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
             "usage",
             "it begins with #!/nowhere/sh\ndistboot: hint: any other command goes",
         ),
-        ("--grace 5 show", "usage", "\ndistboot: hint: the command comes before its options: "),
+        ("--grace 5 show", "command-not-found", "\ndistboot: hint: a command comes before its "),
         ("no_such_script.py", "command-not-found", ""),
         ("run -- no-such-command-at-all", "command-not-found", ""),
         (
