@@ -19,7 +19,7 @@ from ..base.settings import SupervisionSettings
 from ..base.text import log_line, without_mapping
 from ..host.network import address_of_peer
 from ..job.facts import Facts
-from ..job.messages import NodeSeen, Register
+from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined
@@ -89,10 +89,6 @@ class Agent:
         self._is_over = threading.Event()  # set once this agent needs no more notices
         self._is_first_of_node = self.ranks[0] in {node[0] for node in membership.nodes}
         self._expect_stops()
-
-    def register(self, rank: int, pid: int, cpus: str) -> None:
-        """The process of a rank is watched from now on; `cpus`: to which it is bound, if it is."""
-        self.shell.take(rank, Register(pid, cpus=cpus), time.monotonic())
 
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""

@@ -14,11 +14,11 @@ from typing import Any
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
 from ..rendezvous.events import Event, EventLog
-from ..rendezvous.membership import Membership
 from .link_messages import StartEnded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..rendezvous.join import Joined
     from ..report.spent import Spent
     from .journal import Journal
     from .state_writer import StateWriter
@@ -57,32 +57,35 @@ class EventFiles:
 
     def start_ended(
         self,
-        log: EventLog | None,
+        joined: Joined,
         ended: StartEnded,
         *,
-        membership: Membership | None = None,  # None: the ranks have not met
         rounds: Sequence[Mapping[str, Any]] = (),  # failed ones, of this job
         before: Spent | None = None,  # what their time was spent on
     ) -> None:
         """All ranks have started, and are not supervised; or they have not, and the job ends."""
+        from ..report.content import startup_report  # here, as most jobs start
+        from ..report.files import try_to_write
+        from ..report.spent import NO_ROUND
+        from ..report.start_failure import StartFailure
+
         report = self._report
+        log = joined.log()
         if log is None:  # there is no job to report on, as rank 0 did not listen
             log = EventLog()
             log.record(self._record_state)
             report = None
         if ended.steps:
             log.add("phases", 0, **ended.steps)
-        from ..report.content import startup_report  # here, as most jobs start
-        from ..report.files import try_to_write
-        from ..report.spent import NO_ROUND
-        from ..report.start_failure import StartFailure
-
         failure = None
         if ended.failure is None:
             log.note("started")
         else:
             failure = StartFailure(*ended.failure)
             log.note("start_failed", **failure._asdict())
+        membership = None
+        if joined.result is not None:
+            membership = joined.result.membership
         if report is not None:
             known = (log, membership, failure, time.time(), rounds)
             problem = try_to_write(

@@ -17,7 +17,7 @@ from ..base.process import Process
 from ..base.settings import SupervisionSettings
 from ..base.threads import start_without_signals
 from ..job.exit_status import ExitStatus, shown
-from ..job.messages import Phases
+from ..job.messages import Phases, Register
 from ..rendezvous.events import COMMAND
 from ..rendezvous.membership import EarlierAgent
 from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
@@ -298,6 +298,6 @@ class WrapperAgent:
             child = MonitoredProcess(of, hooks)
             self._children[rank] = child
             child.failure.has_passed_on = start.has_passed_on
-            self._agent.register(rank, pid, start.cpus)
+            self._shell.take(rank, Register(pid, cpus=start.cpus), now)
             phases = Phases(dict(self._job.steps))
             self._shell.take(rank, phases, now)

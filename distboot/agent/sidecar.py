@@ -20,6 +20,7 @@ from typing import Any
 
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.process import Process
+from ..job.messages import Register
 from ..rendezvous.join import Joined
 from ..rendezvous.messages import as_error
 from ..rendezvous.protocol import Frames
@@ -106,7 +107,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     agent.scripts.serve(control.socket, rank)
     if sys.platform == "linux":
         agent.scripts.open()
-    agent.register(rank, begin.pid, begin.plan.own.cpus)
+    own = Register(begin.pid, cpus=begin.plan.own.cpus)
+    agent.shell.take(rank, own, time.monotonic())
     agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)
@@ -141,12 +143,8 @@ def _failed(begin: Begin, error: DistbootError) -> StartEnded:
 
 def _start_ended(files: EventFiles | None, joined: Joined, ended: StartEnded) -> None:
     """Write the report of the start, where there is to be one."""
-    if files is None:
-        return
-    membership = None
-    if joined.result is not None:
-        membership = joined.result.membership
-    files.start_ended(joined.log(), ended, membership=membership)
+    if files is not None:
+        files.start_ended(joined, ended)
 
 
 def _let_go_of_output() -> None:

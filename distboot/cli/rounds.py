@@ -88,9 +88,8 @@ class Rounds(NamedTuple):
             assert job.joined is not None
             if files is not None:
                 files.start_ended(
-                    job.joined.log(),
+                    job.joined,
                     ended,
-                    membership=job.membership,
                     rounds=self.restarts.rounds,
                     before=self.restarts.spent,
                 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from ..base.errors import DistbootError
+from .allocation import Unused
 from .env_reader import variable
 from .launchers import Launcher
 from .order import LAUNCHERS, present
@@ -22,15 +22,8 @@ from .readings import Environment, claimed
 _TERMINAL = "SLURM_PTY_PORT"
 
 
-class Outer(NamedTuple):
-    """A launcher around that of this process, with several processes."""
-
-    found: str  # for example "mpirun has 2 processes (OMPI_COMM_WORLD_SIZE='2')"
-    remedy: str  # what to type
-
-
-def outer_of(placement: Placement, environ: Mapping[str, str]) -> Outer | None:
-    """The outer launcher whose processes may have started a job of one node each; None: there is none."""
+def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
+    """The processes of an outer launcher, which may have started a job of one node each."""
     if placement.num_nodes != 1 or _TERMINAL in environ:
         return None
     own = LAUNCHERS[placement.launcher]
@@ -40,7 +33,7 @@ def outer_of(placement: Placement, environ: Mapping[str, str]) -> Outer | None:
     for other in further_out:
         theirs = _processes_of(other, without_ours)
         if theirs is not None and theirs.world_size > 1:
-            return _outer(own, other, theirs, environ)
+            return _unused(own, other, theirs, environ)
     return None
 
 
@@ -53,12 +46,12 @@ def _processes_of(other: Launcher, environ: Mapping[str, str]) -> Placement | No
     return None
 
 
-def _outer(
+def _unused(
     own: Launcher,
     other: Launcher,
     theirs: Placement,
     environ: Mapping[str, str],
-) -> Outer:
+) -> Unused:
     count = theirs.world_size
     what = "processes"
     if other.nodes is not None:
@@ -66,7 +59,7 @@ def _outer(
     source = theirs.sources["world_size"]
     if source in environ:
         source = variable(environ, source)
-    return Outer(
+    return Unused(
         f"{other.command or other.name} has {count} {what} ({source})",
         f"if each of them starts {own.name}, these are {count} jobs that train separately: "
         f"tell {own.name} of the other nodes, or leave it out "

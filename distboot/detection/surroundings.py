@@ -41,11 +41,11 @@ def unused(
     if named in (OFF, NO_LAUNCHER):
         return None
     if not named and LAUNCHERS[placement.launcher].told_ranks_per_node:
-        from .separate_jobs import outer_of  # here, as most launchers start all ranks
+        from .separate_jobs import outer_processes  # here, as most launchers start all ranks
 
-        outer = outer_of(placement, environ)
+        outer = outer_processes(placement, environ)
         if outer is not None:
-            return Unused(*outer)
+            return outer
     texts = _texts(placement, environ, read)
     return allocation.unused(placement, environ, texts)
 

@@ -215,7 +215,7 @@ def _write_here(call: Call, for_plan: dict[str, Any], report: StartReport) -> No
 
     def write(job: Session, ended: StartEnded) -> None:
         assert job.joined is not None
-        files.start_ended(job.joined.log(), ended, membership=job.membership)
+        files.start_ended(job.joined, ended)
 
     for_plan["record"] = files.record
     report.tell = write

@@ -33,7 +33,6 @@ class StartReport:
         if placement.rank != 0:
             self._path = None
             self.tell = None
-        self._who = placement.who
 
     def problem(self) -> DistbootError | None:
         """The error if no report can be written, for all ranks before the start; else None."""

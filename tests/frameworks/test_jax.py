@@ -193,9 +193,8 @@ def _meeting(capture: str, rank: int, **more: str) -> tuple[Session, dict[str, s
 def test_exports_are_what_jax_finds_first() -> None:
     # clusters/ompi_cluster.py reads these; Slurm's, which it reads as well, stay as they are.
     job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
-    job.result = replace(
-        job.result, store_host="10.0.0.1", port=61000
-    )  # torchrun's own port is not to be had
+    # torchrun's own port is not to be had
+    job.result = replace(job.result, store_host="10.0.0.1", port=61000)
     found = frameworks.exports("jax", job, environ)
     assert found.pop("JAX_COORDINATOR_ADDRESS").endswith(":61000")
     assert found.pop("OMPI_MCA_orte_hnp_uri")

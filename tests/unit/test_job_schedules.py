@@ -1,7 +1,6 @@
 """Rank 0's job under random schedules of events: what has to hold in any order. `make schedules` runs a million."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,6 @@ _NOT_OVER_CONNECTIONS = (
     "is orphaned",
     "next round",
 )
-_WHOLE_SECONDS = re.compile(r"\b\d+ s\b")
 _INSTANT = 1e-6  # seconds: the clock of rank 0's agent is not at 0, and floats are rounded
 
 
@@ -91,15 +89,15 @@ def test_agent_concludes_the_same_over_real_connections(plan: Plan) -> None:
     real = JobOfRank0(setup)
     try:
         for event in happened:
-            assert _own(real.after(_later(event))) == _own(pure.after(event)), event
+            later = _later(event)  # for both: 43.5 s left are 44 s in a text, and a bit less 43 s
+            assert _own(real.after(later)) == _own(pure.after(later)), event
     finally:
         real.close()
 
 
 def _own(effects: list[str]) -> list[str]:
-    """What is printed, recorded and concluded; 43.5 s may be 43 s there, and 44 s here."""
-    own = [effect for effect in effects if effect.split()[0] in ("say:", "record:", "conclude:")]
-    return [_WHOLE_SECONDS.sub("some s", effect) for effect in own]
+    """What is printed, recorded and concluded."""
+    return [effect for effect in effects if effect.split()[0] in ("say:", "record:", "conclude:")]
 
 
 def _later(event: Event) -> Event:
