@@ -65,7 +65,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
         placement = named(environment, name, option)
     outer = environment.outer
     if outer.is_about(placement):
-        placement = outer.merge(placement)
+        placement = outer.merge(placement, environ)
     return placement
 
 

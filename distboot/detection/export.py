@@ -49,24 +49,25 @@ def variables(
     """
     without_ours, outer = inherited.strip(environ)
     exports = _fields(placement, environ)
-    changed = []
-    for name, value in exports.items():
-        if value not in (None, without_ours.get(name)):
-            changed.append(name)
     # What the wrapper has exported for the framework of the script stays, and is to be known as
     # ours.
-    all_others = {
-        **outer.framework_vars(environ),
-        **others,
-        **thread_variables(placement, environ, bound),
-        **_marks_of_others(placement, without_ours),
-    }
+    for name in outer.unchanged(environ).keys() - exports.keys():
+        exports[name] = environ.get(name)
+    exports |= others
+    exports |= thread_variables(placement, environ, bound)
+    # As if distboot had set them: so they do not show an inner distboot that its launcher has
+    marks = _marks_of_others(placement, without_ours)
+    exports |= marks
+    before = without_ours.items() - marks.items()
+    text = inherited.encode(
+        placement,
+        _changes(exports, dict(before)),
+        seen=traces(environ),
+        **state,
+    )
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
-    exports[inherited.VARIABLE] = inherited.encode(
-        placement, changed, others=all_others, seen=traces(environ), **state
-    )
-    return {**exports, **all_others, **_corrected_tf_config(environ)}
+    return {**exports, inherited.VARIABLE: text, **_corrected_tf_config(environ)}
 
 
 def _fields(placement: Placement, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -92,7 +93,7 @@ def _fields(placement: Placement, environ: Mapping[str, str]) -> dict[str, str |
 def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that would show that another launcher has started a process.
 
-    They are inherited here, and exported with the digests of their values they show it no more.
+    This process has inherited them.
     """
     marks = {}
     for launcher in related(environ):
@@ -101,6 +102,18 @@ def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[s
         if mark in environ and not is_own:
             marks[mark] = environ[mark]
     return marks
+
+
+def _changes(
+    exports: Mapping[str, str | None], before: Mapping[str, str]
+) -> dict[str, inherited.Export]:
+    """What is set, or cleared, that was not so before."""
+    changes = {}
+    for name, value in exports.items():
+        previous = before.get(name)
+        if value != previous:
+            changes[name] = inherited.Export(inherited.digest(value), previous)
+    return changes
 
 
 def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
@@ -117,22 +130,30 @@ def _corrected_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict[str, str | None]:
-    """The variables of this one process, to be cleared, but for those in `kept`."""
+    """The variables of this one process, to be cleared, but for those in `kept`.
+
+    What else an outer distboot exported gets its previous value.
+    """
     without_ours, _ = inherited.strip(environ)
+    exports: dict[str, str | None] = {}
+    for name in sorted(environ.keys() | without_ours.keys()):
+        previous = without_ours.get(name)
+        if environ.get(name) != previous:
+            exports[name] = previous
     cleared = {*VARIABLES.values()} - {*kept}
     cleared.add("DISTBOOT_LAUNCHER")
-    cleared |= environ.keys() - without_ours.keys()
     for launcher in related(environ):
         own = re.compile(launcher.of_one_process or "$")
         cleared.update(filter(own.match, environ))
-    return dict.fromkeys(sorted(cleared))
+    return {**exports, **dict.fromkeys(sorted(cleared))}
 
 
 def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for all ranks, without the variables of this one process."""
     of_nodes = filter(_OF_NODES.match, environ)
-    cleared = (*of_one_process(environ), *RANK, "TF_CONFIG", *of_nodes)
-    return merged(dict.fromkeys(cleared), environ)
+    cleared = (*RANK, "TF_CONFIG", *of_nodes)
+    exports = of_one_process(environ) | dict.fromkeys(cleared)
+    return merged(exports, environ)
 
 
 def for_launcher(
@@ -152,7 +173,7 @@ def for_launcher(
     seen = traces(merged(exports, environ))
     if together and placement.node_rank is not None:
         exports["NODE_RANK"] = str(placement.node_rank)
-    exports[inherited.VARIABLE] = inherited.encode(placement, (), seen=seen, launches=True)
+    exports[inherited.VARIABLE] = inherited.encode(placement, seen=seen, launches=True)
     return exports
 
 
@@ -160,9 +181,8 @@ def thread_variables(
     placement: Placement, environ: Mapping[str, str], bound: Collection[int] = ()
 ) -> dict[str, str]:
     """The number of threads of a rank, to be set before its framework is imported; see `cpus`."""
-    _, outer = inherited.strip(environ)
-    own = outer.strip_framework_vars(environ)
-    return cpus.variables(placement.local_world_size, own, bound=bound)
+    without_ours, _ = inherited.strip(environ)
+    return cpus.variables(placement.local_world_size, without_ours, bound=bound)
 
 
 def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:

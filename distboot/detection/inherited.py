@@ -2,9 +2,11 @@
 
 Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set.
 An example, in which JOB is launcher=openmpi,rank=3,world_size=4:
-  JOB,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
-What only one framework reads stands there with a digest of its value:
-  JOB,exported=RANK+HOROVOD_RANK:6dd28e9b
+  JOB,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK:6dd28e9b+NODE_RANK:83dcefb7:37
+Each variable that distboot set or cleared stands there with a digest of its value, and with the
+previous one (hexadecimal: NODE_RANK was 7). While it is as distboot left it, the previous value is
+restored, so that an inner distboot detects in the very environment in which the outer one did.
+
 A process of the same launcher, job and rank uses what was found. A process of an inner launcher
 (mpirun below the wrapper) ignores everything that distboot exported for the outer one. Which
 launcher that is:
@@ -17,7 +19,7 @@ launcher that is:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,10 +33,10 @@ VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
-_TEXTS = ("launcher", "master_addr")
 # What the placement of the very process has, too, as far as it knows it
 _COMPARED = ("launcher", *NUMBERS)
-_FIELDS_EXPORTED = frozenset(VARIABLES.values())
+_FIELDS = {name: field for field, name in VARIABLES.items()}
+_OF_FIELDS = _FIELDS.keys()
 _NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
 
 
@@ -46,9 +48,12 @@ def _list_of(one: str) -> str:
 # What `encode` writes, in its order. One match reads all of it, as each process of a job does
 # several times.
 _NUMBER = "[0-9]{1,8}"
-_NAME = "[A-Za-z][A-Za-z0-9_]{0,99}"
-_DIGESTS = "(?:[0-9a-f]{8}){1,2}"  # of one process, and of the job
-_OWN = f"(?:{'|'.join(sorted(_FIELDS_EXPORTED))})"
+_NAME = "[A-Za-z_][A-Za-z0-9_]{0,99}"
+_DIGEST = "[0-9a-f]{8}"
+_IDENTITY = f"(?:{_DIGEST}){{1,2}}"  # of one process, and of the job
+_PREVIOUS = "(?:[0-9a-f]{2})*"
+_EXPORT = f"{_NAME}:(?:{_DIGEST})?(?::{_PREVIOUS})?"
+_EXPORT_OF_0_1 = f"(?:{'|'.join(sorted(_OF_FIELDS))})"  # with the value of its field
 _FORM = pattern(
     "".join(
         [
@@ -58,9 +63,8 @@ _FORM = pattern(
             r"(?:,master_addr=(?P<master_addr>[^,]+))?",
             r"(?:,job=(?P<job>[0-9a-f]{8}))?",
             *(rf"(?:,{name}=(?P<{name}>{_NUMBER}))?" for name in _FLAGS),
-            rf"(?:,seen=(?P<seen>{_list_of(f'{_NAME}(?::{_DIGESTS})?')}))?",
-            rf",exported=(?P<exported>{_list_of(_OWN)})",
-            rf"\+?(?P<others>{_list_of(f'{_NAME}:{_DIGESTS}')})",
+            rf"(?:,seen=(?P<seen>{_list_of(f'{_NAME}(?::{_IDENTITY})?')}))?",
+            rf",exported=(?P<exported>{_list_of(f'(?:{_EXPORT}|{_EXPORT_OF_0_1})')})",
         ]
     )
 )
@@ -69,13 +73,23 @@ _FORM = pattern(
 _JOINED = pattern(r"(?<=,)joined=[^,]*,")
 
 
+class Export(NamedTuple):
+    """A variable that distboot set or cleared."""
+
+    digest: str  # of its value; empty: it is cleared
+    previous: str | None  # None: it was not set
+
+    def is_in(self, name: str, environ: Mapping[str, str]) -> bool:
+        """Whether the variable of this name is still as distboot left it."""
+        return digest(environ.get(name)) == self.digest
+
+
 class InheritedEnv(NamedTuple):
     """What `DISTBOOT_PLACEMENT` says; all is empty where it is not set."""
 
     fields: Mapping[str, int | str] = {}  # fields of `Placement` that were known, by name
     job: str = ""  # digest of the job id
-    exported: frozenset[str] = frozenset()  # the variables of fields that distboot set or changed
-    others: Mapping[str, str] = {}  # its other variables, with the digests of their values
+    exported: Mapping[str, Export] = {}  # by the name of the variable
     joined: int = 0  # id of the process that has joined the job as this rank with `init`, or 0
     met: bool = False  # whether the ranks of the job have met already
     # All launchers whose variables were there, also those further out, with `identity` of what each
@@ -107,33 +121,31 @@ class InheritedEnv(NamedTuple):
         both_known = "" not in jobs
         return both_known and len(jobs) > 1
 
-    def merge(self, placement: Placement) -> Placement:
+    def merge(self, placement: Placement, environ: Mapping[str, str]) -> Placement:
         """`placement` with what was found out since about the very same process."""
-        new = {}
-        for field, value in self.fields.items():
-            source = placement.sources.get(field, "")
-            # An address or a port that is in the environment all the same was set after distboot
-            # exported its own.
-            is_set_since = source == VARIABLES.get(field)
-            if not is_set_since:
-                new[field] = value
+        # An address or a port in one of these was set after distboot exported its own
+        set_since = _OF_FIELDS - self.unchanged(environ).keys()
+        new = {
+            field: value
+            for field, value in self.fields.items()
+            if placement.sources.get(field) not in set_since
+        }
         return placement.with_fields(VARIABLE, new)
 
-    def framework_vars(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Those of `others` that are as distboot exported them."""
+    def unchanged(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """The variables that are still as distboot left them, with their previous values."""
         same = {}
-        for name, known in self.others.items():
-            if digest(environ.get(name)) == known:
-                same[name] = environ[name]
+        for name, export in self.exported.items():
+            if export.is_in(name, environ):
+                same[name] = export.previous
+        changed = self.exported.keys() - same.keys()
+        if changed & _NUMBERED:
+            # A launcher without variables of its own has started processes and numbered them. The
+            # place of our one process is not theirs; the address may be: such launchers often leave
+            # it to the environment.
+            for name in (*_NUMBERED, "MASTER_ADDR", "MASTER_PORT"):
+                same.pop(name, None)
         return same
-
-    def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """`environ` without its `framework_vars`."""
-        rest = dict(environ)
-        same = self.framework_vars(environ)
-        for name in same:
-            del rest[name]
-        return rest
 
 
 _NOTHING = InheritedEnv()
@@ -141,17 +153,16 @@ _NOTHING = InheritedEnv()
 
 def encode(
     placement: Placement,
-    exported: Iterable[str],
+    exported: Mapping[str, Export] = {},
     joined: int = 0,
     *,
-    others: Mapping[str, str] = {},
     met: bool = False,
     seen: Mapping[str, str] = {},
     launches: bool = False,
 ) -> str:
     """The value of `DISTBOOT_PLACEMENT`, in characters that no shell or env file has to quote.
 
-    The arguments are as in `InheritedEnv`, but `others` has the values themselves.
+    The arguments are as in `InheritedEnv`.
     """
     words = []
     for field in ("launcher", *_NUMBERS, "master_addr"):
@@ -169,43 +180,55 @@ def encode(
     if seen:
         launchers = map(":".join, seen.items())
         words.append("seen=" + "+".join(launchers))
-    names = list(exported)
-    for name, value in others.items():
-        names.append(f"{name}:{digest(value)}")
-    words.append("exported=" + "+".join(names))
+    exports = [_word_of(name, export) for name, export in exported.items()]
+    words.append("exported=" + "+".join(exports))
     return ",".join(words)
 
 
+def _word_of(name: str, export: Export) -> str:
+    word = f"{name}:{export.digest}"
+    if export.previous is None:
+        return word
+    previous = export.previous.encode(errors="surrogateescape")
+    return f"{word}:{previous.hex()}"
+
+
+def _exports_of(listed: str, fields: Mapping[str, int | str]) -> dict[str, Export]:
+    """`"NODE_RANK:83dcefb7:37"` -> `NODE_RANK`, and that it was `"7"`."""
+    exports = {}
+    for word in _split(listed):
+        name, _, rest = word.partition(":")
+        if word in _OF_FIELDS:
+            rest = _digest_of_0_1(name, fields)
+        digest_, colon, previous_hex = rest.partition(":")
+        previous = None
+        if colon:
+            previous = bytes.fromhex(previous_hex).decode(errors="surrogateescape")
+        exports[name] = Export(digest_, previous)
+    return exports
+
+
+def _digest_of_0_1(name: str, fields: Mapping[str, int | str]) -> str:
+    """What 0.1 left out, as the value is that of a field."""
+    field = _FIELDS[name]
+    if field not in fields:
+        return ""
+    return digest(str(fields[field]))
+
+
 def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
-    """`environ` without what an outer distboot exported, and what `DISTBOOT_PLACEMENT` has."""
+    """`environ` as it was before an outer distboot, and what `DISTBOOT_PLACEMENT` has."""
     if VARIABLE not in environ:
         return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
-    without_ours = dict(environ)
-    for name in (VARIABLE, *_unchanged(outer, environ), *outer.framework_vars(environ)):
-        without_ours.pop(name, None)  # what was exported may be cleared
-    return without_ours, outer
-
-
-def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
-    """The variables of fields that are still as distboot exported them."""
-    unchanged = set()
-    for field, name in VARIABLES.items():
-        if name not in outer.exported:
-            continue
-        now = environ.get(name)
-        # What was exported without being a field is the launcher's own variable under another name.
-        exported = outer.fields.get(field, now)
-        if str(exported) == str(now):
-            unchanged.add(name)
-    changed = outer.exported - unchanged
-    if changed & _NUMBERED:
-        # A launcher without variables of its own has started processes and numbered them. The place
-        # of our one process is not theirs; the address may be: such launchers often leave it to the
-        # environment.
-        unchanged -= _NUMBERED
-        unchanged -= {"MASTER_ADDR", "MASTER_PORT"}
-    return unchanged
+    before = dict(environ)
+    restored = {VARIABLE: None, **outer.unchanged(environ)}
+    for name, previous in restored.items():
+        if previous is None:
+            before.pop(name, None)  # what was exported may be cleared
+        else:
+            before[name] = previous
+    return before, outer
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
@@ -237,24 +260,20 @@ def _decode(text: str) -> InheritedEnv:
     if match is None:
         raise _foreign(text)
     words = match.groupdict("")
-    fields: dict[str, int | str] = {}
     numbers = {}
-    for name in _TEXTS:
-        fields[name] = words[name]
     for name in _NUMBERS:
         if words[name]:
             numbers[name] = int(words[name])
     host = words["master_addr"]
     if not _is_possible(numbers, host):
         raise _foreign(text)
-    if not host:
-        del fields["master_addr"]
-    fields.update(numbers)
+    fields: dict[str, int | str] = {"launcher": words["launcher"], **numbers}
+    if host:
+        fields["master_addr"] = host
     return InheritedEnv(
         fields=fields,
         job=words["job"],
-        exported=frozenset(_split(words["exported"])),
-        others=_pairs(words["others"]),
+        exported=_exports_of(words["exported"], fields),
         joined=int(words["joined"] or 0),
         met=words["met"] == "1",
         seen=_pairs(words["seen"]),
@@ -271,7 +290,7 @@ def _foreign(text: str) -> DistbootError:
 
 
 def _split(listed: str) -> list[str]:
-    """`"RANK+WORLD_SIZE"` -> `["RANK", "WORLD_SIZE"]`."""
+    """`"slurm:12+pals"` -> `["slurm:12", "pals"]`."""
     found = listed.split("+")
     return list(filter(None, found))
 

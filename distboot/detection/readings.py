@@ -32,12 +32,17 @@ class Environment(NamedTuple):
         again: then they are its own.
         """
         mark = launcher.own_mark
-        if mark not in self.without_ours:
+        is_set_since = mark in self.whole and self.whole[mark] == self.without_ours.get(mark)
+        if not is_set_since:
             return self.without_ours
         if launcher.sets_torch_vars:
             return self.whole
-        exported = set(VARIABLES.values()) - self.without_ours.keys()
-        return {name: text for name, text in self.whole.items() if name not in exported}
+        environ = dict(self.whole)
+        for name in VARIABLES.values():
+            environ.pop(name, None)
+            if name in self.without_ours:
+                environ[name] = self.without_ours[name]
+        return environ
 
 
 def read(launcher: Launcher, environ: Mapping[str, str]) -> EnvReader:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from captured import one, refused
+from captured import ALL, Capture, one, refused
 from conftest import Run
 from rendezvous_peers import record
 
 from distboot import DistbootError, detect
 from distboot.base.text import with_nodes
-from distboot.detection.export import merged, variables
-from distboot.detection.inherited import VARIABLE
+from distboot.detection.export import for_launcher, merged, variables
+from distboot.detection.inherited import VARIABLE, strip
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import plan_of
@@ -101,6 +101,58 @@ def test_stale_variables_do_not_reach_the_child() -> None:
     assert "NODE_RANK" not in child, "not known: no number is better than somebody else's"
     assert "TORCHELASTIC_USE_AGENT_STORE" not in child
     assert (child["RANK"], child["WORLD_SIZE"], child["LOCAL_RANK"]) == ("3", "4", "1")
+
+
+_STALE = {
+    "NO_PROXY": "10.0.0.0/8, größer",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+@pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
+def test_inner_distboot_detects_in_same_environment(capture: Capture) -> None:
+    if capture.launcher == "distboot":
+        pytest.skip("an outer distboot has exported its placement already")
+    for process in capture.processes:
+        outer = {**_STALE, **process.environ}
+        if capture.launcher != "single":  # which it would contradict
+            outer.setdefault("NODE_RANK", "7")
+        placement = detect(outer)
+        exports = variables(placement, outer, others={"NO_PROXY": "nodea", "JAX_PROCESS_ID": "0"})
+        child = merged(exports, outer)
+        assert child["NO_PROXY"] == "nodea"
+        before, _ = strip(child)
+        hidden = outer.keys() - before.keys()
+        assert hidden <= {"LOCAL_SIZE", "TORCHELASTIC_RESTART_COUNT"}, "marks of other launchers"
+        same = {name: before.get(name) for name in outer.keys() - hidden - {"TF_CONFIG"}}
+        assert same.items() <= outer.items()
+        assert before.keys() <= outer.keys()
+        assert detect(child)[:6] == placement[:6]
+
+
+def test_port_changed_by_outer_distboot_reaches_the_child() -> None:
+    outer = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}
+    free = detect(outer).with_fields("agreed on", {"master_port": 29511})
+    child = merged(variables(free, outer), outer)
+    assert detect(child).master_port == 29511
+    assert detect({**child, "MASTER_PORT": "29500"}).master_port == 29500, "set since"
+
+
+def test_launcher_below_gets_previous_value() -> None:
+    outer = {"NO_PROXY": "corp"}
+    child = merged(variables(detect(outer), outer, others={"NO_PROXY": "corp,nodea"}), outer)
+    assert for_launcher(detect(child), child, together=False)["NO_PROXY"] == "corp"
+
+
+def test_value_that_distboot_0_1_exported_is_known() -> None:
+    fields = "launcher=openmpi,rank=2,world_size=4,local_rank=2,local_world_size=4,node_rank=0"
+    mpi = one("openmpi-5.0.11/1node_4procs", 2)
+    exports = {"RANK": "2", "WORLD_SIZE": "4", "HOROVOD_RANK": "2"}
+    digest = variables(detect({}), {}, others={"HOROVOD_RANK": "2"})[VARIABLE]
+    assert digest is not None
+    of_horovod = digest.rpartition("HOROVOD_RANK")[2]
+    text = f"{fields},exported=RANK+WORLD_SIZE+HOROVOD_RANK{of_horovod.partition('+')[0]}"
+    assert strip({**mpi, **exports, VARIABLE: text})[0] == mpi
 
 
 _HANDED = "launcher=single,rank=0,world_size=1"
