@@ -224,9 +224,13 @@ class _OwnStream:
     def write(self, data: bytes) -> int:
         """Write a piece; returns how many bytes that were."""
         assert self.file is not None
-        written = os.write(self.file, data[: _end_of_piece(data)])
+        piece = data[: _end_of_piece(data)]
+        if self._is_shared and piece[-1] != _NEWLINE:
+            # Before it is written: another thread may print a line right after it
+            text.is_line_open = True
+        written = os.write(self.file, piece)
         if self._is_shared:
-            text.is_line_open = data[written - 1] != _NEWLINE
+            text.is_line_open = piece[written - 1] != _NEWLINE
         return written
 
     def give_up(self, *, is_in_file: bool) -> None:

@@ -1,8 +1,12 @@
 """`PrefixedLines`: what a console that several ranks share shows of one stream, as tables of bytes and times."""
 
+import os
+
 import pytest
 
 from distboot.agent.log_lines import BAR_INTERVAL, PrefixedLines
+from distboot.agent.log_stream import LogStream
+from distboot.base.text import log_line
 
 # What a rank writes, and when, with what is shown after each piece. `None`: the stream ends.
 Piece = tuple[float, bytes | None, bytes]
@@ -65,3 +69,23 @@ def test_returns_without_end_keep_one_state() -> None:
     for _ in range(1000):
         assert lines.feed(b"\rx" * 5000 + b"y" * 5000, 0.0) == b""
     assert len(lines.close()) < 5000
+
+
+def test_line_of_another_thread_begins_anew(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = LogStream("stderr", 2, b"", None, None)
+    write = os.write
+
+    def then_print_a_line(file: int, data: bytes) -> int:
+        """As another thread may, between the write and what follows it."""
+        written = write(file, data)
+        if data == b"loading":
+            log_line(None, "a line")
+        return written
+
+    monkeypatch.setattr(os, "write", then_print_a_line)
+    write(stream.theirs, b"loading")
+    os.close(stream.theirs)
+    stream.work(lambda: None)
+    assert capfd.readouterr().err == "loading\ndistboot: a line\n"
