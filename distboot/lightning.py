@@ -179,7 +179,7 @@ def callbacks() -> list[object]:
 
 def _job() -> dict[str, Any]:
     """The numbers that distboot exported; empty without it, or below a further launcher."""
-    _, outer = inherited.strip(os.environ)
+    _, outer = inherited.restored(os.environ)
     # A different WORLD_SIZE is that of a launcher further in
     if os.environ.get("WORLD_SIZE") != str(outer.fields.get("world_size")):
         return {}

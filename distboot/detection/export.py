@@ -47,7 +47,7 @@ def variables(
         bound: the CPUs to which the process will be bound; empty: as this one is.
         state: for `inherited.encode`.
     """
-    without_ours, outer = inherited.strip(environ)
+    without_ours, outer = inherited.restored(environ)
     exports = _fields(placement, environ)
     # What the wrapper has exported for the framework of the script stays, and is to be known as
     # ours.
@@ -134,7 +134,7 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
 
     What else an outer distboot exported gets its previous value.
     """
-    without_ours, _ = inherited.strip(environ)
+    without_ours, _ = inherited.restored(environ)
     exports: dict[str, str | None] = {}
     for name in sorted(environ.keys() | without_ours.keys()):
         previous = without_ours.get(name)
@@ -181,7 +181,7 @@ def thread_variables(
     placement: Placement, environ: Mapping[str, str], bound: Collection[int] = ()
 ) -> dict[str, str]:
     """The number of threads of a rank, to be set before its framework is imported; see `cpus`."""
-    without_ours, _ = inherited.strip(environ)
+    without_ours, _ = inherited.restored(environ)
     return cpus.variables(placement.local_world_size, without_ours, bound=bound)
 
 

@@ -66,7 +66,7 @@ def _other_hosts(
     from . import signs  # here, as the ranks of most jobs need none
 
     others = []
-    without_ours, _ = inherited.strip(environ)
+    without_ours, _ = inherited.restored(environ)
     for sign in signs.addresses(without_ours):
         other = _of_other_host(sign, look_up, is_own)
         if other is not None:

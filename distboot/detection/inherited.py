@@ -216,14 +216,14 @@ def _digest_of_0_1(name: str, fields: Mapping[str, int | str]) -> str:
     return digest(str(fields[field]))
 
 
-def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
+def restored(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
     """`environ` as it was before an outer distboot, and what `DISTBOOT_PLACEMENT` has."""
     if VARIABLE not in environ:
         return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
     before = dict(environ)
-    restored = {VARIABLE: None, **outer.unchanged(environ)}
-    for name, previous in restored.items():
+    previous_values = {VARIABLE: None, **outer.unchanged(environ)}
+    for name, previous in previous_values.items():
         if previous is None:
             before.pop(name, None)  # what was exported may be cleared
         else:
@@ -233,7 +233,7 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     """What an outer distboot has said of this very process, whose placement it is."""
-    _, outer = strip(environ)
+    _, outer = restored(environ)
     is_same = outer.is_about(placement)
     if not is_same:
         return _NOTHING

@@ -22,7 +22,7 @@ class Environment(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Environment:
-        without_ours, outer = inherited.strip(environ)
+        without_ours, outer = inherited.restored(environ)
         return cls(environ, without_ours, outer)
 
     def for_launcher(self, launcher: Launcher) -> Mapping[str, str]:

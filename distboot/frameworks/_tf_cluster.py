@@ -36,7 +36,7 @@ class Cluster:
     """TensorFlow's cluster as one rank sees it. It has all addresses once it is `completed`."""
 
     def __init__(self, job: Session, environ: Mapping[str, str]) -> None:
-        bare, _ = inherited.strip(environ)
+        bare, _ = inherited.restored(environ)
         self._session = job
         self.is_given = VARIABLE in bare
         self.is_alone = job.placement.world_size == 1

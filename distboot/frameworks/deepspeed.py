@@ -36,7 +36,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     64 MB, and never removes it.
     """
     placement = job.placement
-    bare, _ = inherited.strip(environ)
+    bare, _ = inherited.restored(environ)
     needed = {
         "CROSS_RANK": str(placement.node_rank),
         "CROSS_SIZE": str(placement.num_nodes),

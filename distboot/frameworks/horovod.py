@@ -49,7 +49,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for `hvd.init()` of an unmodified script; on Gloo rank 0's wrapper serves."""
     if job.placement.world_size == 1:
         return {}
-    bare, _ = inherited.strip(environ)
+    bare, _ = inherited.restored(environ)
 
     def step() -> tuple[str, Ready]:
         build = Build(mpi=False, gloo=True)
@@ -64,7 +64,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
 def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start Horovod, and compare its numbers with those of the rendezvous."""
     before = exported.environ_before()
-    bare, _ = inherited.strip(before)
+    bare, _ = inherited.restored(before)
     exported.write(network.variables(job.interface, before))
     exported.write(_build.keras_variables(options.framework, before))
     with ExitStack() as undo:
@@ -102,7 +102,7 @@ def _prepare(
     job: Session, options: Options, environ: Mapping[str, str], undo: ExitStack
 ) -> tuple[_Prepared, Ready]:
     """Import Horovod, choose MPI or Gloo and the device; rank 0 serves until `undo`."""
-    bare, _ = inherited.strip(environ)
+    bare, _ = inherited.restored(environ)
     hvd = _build.load(options.framework)
     build = _build.of_module(hvd)
     kind = controller(build, job.placement, bare, options.backend)

@@ -69,7 +69,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     None for a process that is alone: JAX itself may find in its environment that there are others.
     """
     placement = job.placement
-    bare, _ = inherited.strip(environ)
+    bare, _ = inherited.restored(environ)
     if placement.world_size == 1:
         return {}
     numbers = {

@@ -61,7 +61,7 @@ class _Prepared(NamedTuple):
 
 def on_cpu(options: Options) -> bool:
     """Whether no accelerator is used. With parameter servers only the workers use one."""
-    bare, _ = inherited.strip(os.environ)
+    bare, _ = inherited.restored(os.environ)
     refuse_options(options, bare)  # here, before the ranks meet
     return has_servers(bare)
 
@@ -112,7 +112,7 @@ def _prepare(
     job: Session, options: Options, environ: Mapping[str, str], ports: ExitStack
 ) -> tuple[_Prepared, Ready]:
     """Import TensorFlow, choose this rank's GPUs, and hold its port in `ports`."""
-    refuse_options(options, inherited.strip(environ)[0])
+    refuse_options(options, inherited.restored(environ)[0])
     cluster = Cluster(job, environ)
     refuse_job(cluster, job, options)
     port = cluster.hold_port()

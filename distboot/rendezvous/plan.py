@@ -263,7 +263,7 @@ def _words_of_process_above(
     environ: Mapping[str, str],
 ) -> list[object]:
     """What differs between jobs that start out with the same environment; empty: nothing does."""
-    _, outer = inherited.strip(environ)
+    _, outer = inherited.restored(environ)
     outer_launcher = outer.fields.get("launcher", placement.launcher)
     if outer.launches or outer_launcher != placement.launcher:
         # Each process of an outer job may have started one

@@ -14,7 +14,7 @@ from rendezvous_peers import record
 from distboot import DistbootError, detect
 from distboot.base.text import with_nodes
 from distboot.detection.export import for_launcher, merged, variables
-from distboot.detection.inherited import VARIABLE, strip
+from distboot.detection.inherited import VARIABLE, restored
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import plan_of
@@ -121,7 +121,7 @@ def test_inner_distboot_detects_in_same_environment(capture: Capture) -> None:
         exports = variables(placement, outer, others={"NO_PROXY": "nodea", "JAX_PROCESS_ID": "0"})
         child = merged(exports, outer)
         assert child["NO_PROXY"] == "nodea"
-        before, _ = strip(child)
+        before, _ = restored(child)
         hidden = outer.keys() - before.keys()
         assert hidden <= {"LOCAL_SIZE", "TORCHELASTIC_RESTART_COUNT"}, "marks of other launchers"
         same = {name: before.get(name) for name in outer.keys() - hidden - {"TF_CONFIG"}}
@@ -152,7 +152,7 @@ def test_value_that_distboot_0_1_exported_is_known() -> None:
     assert digest is not None
     of_horovod = digest.rpartition("HOROVOD_RANK")[2]
     text = f"{fields},exported=RANK+WORLD_SIZE+HOROVOD_RANK{of_horovod.partition('+')[0]}"
-    assert strip({**mpi, **exports, VARIABLE: text})[0] == mpi
+    assert restored({**mpi, **exports, VARIABLE: text})[0] == mpi
 
 
 _HANDED = "launcher=single,rank=0,world_size=1"
