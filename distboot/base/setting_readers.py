@@ -67,7 +67,7 @@ def _in_range(given: Given, *, may_be_0: bool) -> float:
     if not least <= number <= _LONGEST:
         raise DistbootError(
             given.code,
-            f"{given.text} is not a number of seconds",
+            f"{given.text} is not a valid number of seconds",
             hint,
         )
     return number
@@ -120,7 +120,7 @@ def number_of_restarts(given: Given) -> int:
     if found is None:
         raise DistbootError(
             given.code,
-            f"{given.text} is not a number of restarts",
+            f"{given.text} is not a valid number of restarts",
             "use 0 to 99999",
         )
     return found

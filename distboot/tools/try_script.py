@@ -79,7 +79,7 @@ def try_script(arguments: list[str]) -> int:
     if not command:
         raise DistbootError("usage", "there is no script to try", _USAGE)
     if not 0 < options.timeout < 1e6:
-        message = f"--timeout {options.timeout:g} is not a number of seconds"
+        message = f"--timeout {options.timeout:g} is not a valid number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
     launches = [parse(text) for text in options.shapes or _DEFAULT]
     _refuse_missing(command)

@@ -103,7 +103,7 @@ def test_docker_options_are_quoted_for_a_shell() -> None:
     assert _evaluated(docker_options(texts)) == [word for text in texts for word in ("-e", text)]
 
 
-_SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
+_SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of seconds"
 
 
 @pytest.mark.parametrize(

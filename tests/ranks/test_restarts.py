@@ -435,22 +435,22 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
 @pytest.mark.parametrize(
     ("options", "env", "said"),
     [
-        (["--max-restarts", "-1"], {}, "--max-restarts='-1' is not a number of restarts"),
+        (["--max-restarts", "-1"], {}, "--max-restarts='-1' is not a valid number of restarts"),
         (
             [],
             {"DISTBOOT_MAX_RESTARTS": "many"},
-            "DISTBOOT_MAX_RESTARTS='many' is not a number of restarts",
+            "DISTBOOT_MAX_RESTARTS='many' is not a valid number of restarts",
         ),
         (
             ["--max-restarts", "1", "--restart-delay", "-1"],
             {},
-            "--restart-delay='-1' is not a number of seconds",
+            "--restart-delay='-1' is not a valid number of seconds",
         ),
         (["--max-restarts", "1", "--restart-delay", "inf"], {}, "hint: use 0 to 86400 seconds"),
         (
             [],
             {"DISTBOOT_RESTART_WINDOW": "x"},
-            "DISTBOOT_RESTART_WINDOW='x' is not a number of seconds",
+            "DISTBOOT_RESTART_WINDOW='x' is not a valid number of seconds",
         ),
         (["--max-restarts", "1", "--exec"], {}, "cannot be used with --exec"),
         (

@@ -157,7 +157,7 @@ def test_script_that_calls_mpi_cannot_be_tried(run: Run, script: str) -> None:
         (["--as", "mpirun 0x2", "x.py"], "--as 'mpirun 0x2' is not a launcher and a shape"),
         (["--as", "srun 3+1", "x.py"], "only kubeflow has a master beside workers"),
         (["--as", "srun 2x2"], "there is no script to try"),
-        (["--timeout", "nan", "x.py"], "--timeout nan is not a number of seconds"),
+        (["--timeout", "nan", "x.py"], "--timeout nan is not a valid number of seconds"),
         (["--tiemout", "3", "x.py"], "did you mean '--timeout'?"),
     ],
 )

@@ -73,7 +73,7 @@ def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: li
     result = distboot(*command, env={"DISTBOOT_LATE_AFTER": "abc", "DISTBOOT_HANG": "x"})
     assert result.stderr == (
         "distboot: error[broken-environment]: 2 problems:\n"
-        "distboot:   DISTBOOT_LATE_AFTER='abc' is not a number of seconds: use 0 to 86400 seconds\n"
+        "distboot:   DISTBOOT_LATE_AFTER='abc' is not a valid number of seconds: use 0 to 86400 seconds\n"
         "distboot:   DISTBOOT_HANG='x' is neither warn nor stop: unset it, or set it to warn or stop\n"
         "distboot: hint: unset them, or correct them\n"
     )
@@ -93,7 +93,7 @@ def _python(run: Run, script: str) -> str:
 def test_init_takes_a_timedelta(run: Run) -> None:
     assert _python(run, "distboot.init('none', timeout=minute, join_timeout=minute)") == ""
     refused = _python(run, "distboot.init('none', timeout=minute * 0)")
-    assert "error[usage]: timeout=datetime.timedelta(0) is not a number of seconds" in refused
+    assert "error[usage]: timeout=datetime.timedelta(0) is not a valid number of seconds" in refused
     assert refused.endswith("\ndistboot: hint: use a number of seconds above 0, at most 86400\n")
 
 

@@ -98,7 +98,7 @@ def test_invalid_log_format_is_refused(distboot: Run) -> None:
         ),
         (
             {"DISTBOOT_STOP_BEFORE_END": "-1"},
-            ("DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds"),
+            ("DISTBOOT_STOP_BEFORE_END='-1' is not a valid number of seconds"),
             "use a number of seconds above 0, at most 86400",
         ),
         (
