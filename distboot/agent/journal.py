@@ -7,7 +7,10 @@ once there is room again. A file that cannot be written any more costs a warning
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -26,10 +29,7 @@ class Journal:
     """The file of a journal; `OSError`: it cannot be opened."""
 
     def __init__(self, path: str, who: str | None) -> None:
-        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
-        self._file = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        os.set_blocking(self._file, True)
+        self._file = _opened(path)
         self._path = path
         self._who = who
         self._waiting: deque[Event] = deque()
@@ -84,6 +84,32 @@ class Journal:
         why = error.strerror or str(error)
         what = f"no more events are written to the journal {short_repr(self._path)}: {why}"
         log_line(self._who, f"warning: {what}")
+
+
+def _opened(path: str) -> int:
+    """An empty file, or a pipe or device; `OSError` also while another job writes to it."""
+    # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    os.set_blocking(file, True)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        try:
+            _take_over(file)
+        except OSError:
+            os.close(file)
+            raise
+    return file
+
+
+def _take_over(file: int) -> None:
+    """Empty the file, unless another job writes to it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "another job writes to it") from None
+    except OSError:  # this file system has no locks
+        pass
+    os.ftruncate(file, 0)
 
 
 def opened_beside(report: str, who: str | None) -> Journal | None:

@@ -225,12 +225,11 @@ class _OwnStream:
         """Write a piece; returns how many bytes that were."""
         assert self.file is not None
         piece = data[: _end_of_piece(data)]
-        if self._is_shared and piece[-1] != _NEWLINE:
-            # Before it is written: another thread may print a line right after it
-            text.is_line_open = True
+        if self._is_shared:
+            text.before_output(piece)
         written = os.write(self.file, piece)
         if self._is_shared:
-            text.is_line_open = piece[written - 1] != _NEWLINE
+            text.after_output(piece[:written])
         return written
 
     def give_up(self, *, is_in_file: bool) -> None:
@@ -248,9 +247,6 @@ class _OwnStream:
             what = f"{self.name} cannot be written to: {error.strerror}"
             log_line(self._who, f"warning: {what}")
         self.file = None
-
-
-_NEWLINE = ord("\n")
 
 
 def _end_of_piece(data: bytes) -> int:

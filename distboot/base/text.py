@@ -8,7 +8,7 @@ import select
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 
 from .patterns import pattern
 
@@ -19,8 +19,8 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
-# Whether what this process has passed on to its stderr ends without a newline; see `agent.logs`
-is_line_open = False
+# Whether what this process has passed on to its stderr ends without a newline
+_is_line_open = False
 # Beginnings of a text that are the event of its JSON
 _EVENT_WORDS = ("summary", "goodput", "warning", "hint")
 
@@ -92,14 +92,14 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     `who` is "rank 3" or "node 1", for logs of many ranks; None for a single process. `event` and
     `more` are fields of the JSON.
     """
-    global is_line_open  # noqa: PLW0603 - a process has one stderr
+    global _is_line_open  # noqa: PLW0603 - a process has one stderr
     line = as_json(who, text, event, **more)
     if not line:
         whose = ""
         if who is not None:
             whose = f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
-    if is_line_open:
+    if _is_line_open:
         line = f"\n{line}"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
@@ -112,7 +112,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
             from .terminal import shown  # here, as most jobs have none
 
             line = shown(line, text, event)
-        is_line_open = False
+        _is_line_open = False
         _write_in_time(file, line.encode(errors="backslashreplace"))
 
 
@@ -125,6 +125,22 @@ def _write_in_time(file: int, data: bytes) -> None:
         part = data[:_PIPE_BUF]
         written = os.write(file, part)
         data = data[written:]
+
+
+def before_output(data: bytes) -> None:
+    """Output of a rank is about to be written to stderr.
+
+    Another thread may print a line before `after_output`.
+    """
+    global _is_line_open  # noqa: PLW0603 - a process has one stderr
+    if not data.endswith(b"\n"):
+        _is_line_open = True
+
+
+def after_output(data: bytes) -> None:
+    """Output of a rank was written to stderr: the next line of ours begins anew."""
+    global _is_line_open  # noqa: PLW0603 - a process has one stderr
+    _is_line_open = not data.endswith(b"\n")
 
 
 def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
@@ -183,10 +199,8 @@ def written_cpus(cpus: Iterable[int]) -> str:
 
 def listed_cpus(text: str) -> list[int]:
     """`"0-3,8"` -> `[0, 1, 2, 3, 8]`; `ValueError`: it is not such a list."""
-    found: list[int] = []
-    for run in _listed_runs(text):
-        found += run
-    return found
+    numbers = chain.from_iterable(_listed_runs(text))
+    return list(numbers)
 
 
 def is_list_of_cpus(text: str) -> bool:
@@ -295,8 +309,8 @@ def without_secret(text: str, secret: str | None = None) -> str:
         return text
     forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
     for _ in range(2):
-        for form in tuple(forms):
-            forms.update(_written_forms(form))
+        written = map(_written_forms, tuple(forms))
+        forms.update(*written)
     longest_first = sorted(forms, key=len, reverse=True)
     for form in longest_first:
         text = text.replace(form, "***")
