@@ -84,11 +84,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def clean_env() -> dict[str, str]:
+def clean_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """This process's environment without any launcher, set up for MPI and threads on a small machine."""
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**without_launchers(os.environ), **ours, **as_root}
+    # A killed mpirun (4.1.4, 5.0.11) leaves files, and with them a later one that has its process id does not start.
+    folder = str(tmp_path_factory.getbasetemp() / f"mpi{next(_MPI_FOLDERS)}")
+    for_mpirun = {"OMPI_MCA_orte_tmpdir_base": folder, "PRTE_MCA_prte_tmpdir_base": folder}
+    return {**without_launchers(os.environ), **ours, **as_root, **for_mpirun}
+
+
+_MPI_FOLDERS = itertools.count()
 
 
 # Below those that the kernel gives to outgoing connections; others for each of the tests that run side by side.
