@@ -42,7 +42,7 @@ from .stop_page import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Protocol
+    from typing import Any, Protocol
 
     class Agent(Protocol):
         """The agent of this process, as this module uses it."""
@@ -62,7 +62,9 @@ _TWO_THREADS = (
 )
 
 _current: Preemption | None = None  # of the newest context
-_signals: set[int] = set()  # those that distboot handles
+# The signals that distboot handles, with the handlers that were there before
+_earlier: dict[int, Any] = {}
+_held = threading.local()  # the signal mask of a thread that forks
 # Whether one of them has arrived in this process, in this context or an earlier one
 _was_signalled = False
 
@@ -123,10 +125,9 @@ class Preemption:
 
     def listen(self, numbers: Iterable[int]) -> None:
         """Let these signals ask the script to stop, instead of ending it."""
-        new = set(numbers) - _signals
+        new = set(numbers) - _earlier.keys()
         for number in sorted(new):
             _handle(number)
-            _signals.add(number)
         if signal.SIGTERM in numbers:
             self._watch_end()
 
@@ -209,31 +210,61 @@ def _make_current(preemption: Preemption) -> None:
     global _current  # noqa: PLW0603 - a process has one context
     is_first = _current is None
     if is_first:
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(
+            before=_hold_signals,
+            after_in_parent=_release_signals,
+            after_in_child=_forget,
+        )
     _current = preemption
 
 
+def _hold_signals() -> None:
+    """A signal for a process that is just being forked would be taken for one of the rank."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _earlier.keys())
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
 def _forget() -> None:
-    """In a fork, which reads for itself."""
+    """In a fork, which is not the rank: it reads for itself, and signals have their earlier effect."""
     if _current is not None:
         _current.forget_parent()
+    for number, before in _earlier.items():
+        is_known = before is not None  # and not set by a library in C
+        if is_known and _is_ours(number):
+            signal.signal(number, before)
+    _release_signals()
 
 
 def _handle(number: int) -> None:
-    """Handle a signal; the handler that there is runs as well."""
+    """Handle a signal; a handler of the script runs as well."""
     before = signal.getsignal(number)
+    _earlier[number] = before
     try:
-        signal.signal(number, partial(_receive_in_handler, before))
+        signal.signal(number, _receive_in_handler)
     except ValueError:  # only the main thread may set a handler
         from . import stop_signals  # here, as most scripts call `init` there
 
-        stop_signals.listen(number, partial(_receive, number), chain=callable(before))
+        stop_signals.listen(number, partial(_receive, number), chain=_is_of_script(before))
 
 
-def _receive_in_handler(before: object, number: int, frame: FrameType | None) -> None:
+def _receive_in_handler(number: int, frame: FrameType | None) -> None:
+    before = _earlier[number]
     _receive(number)
-    if callable(before):
+    if _is_of_script(before):
         before(number, frame)
+
+
+def _is_of_script(handler: object) -> bool:
+    """Not Python's own for SIGINT, which would end the script by `KeyboardInterrupt`."""
+    return callable(handler) and handler is not signal.default_int_handler
+
+
+def _is_ours(number: int) -> bool:
+    """Whether the script has set no other handler since."""
+    return signal.getsignal(number) is _receive_in_handler
 
 
 def _receive(number: int) -> None:
@@ -248,9 +279,5 @@ def _receive(number: int) -> None:
 
 
 def _is_term_ours() -> bool:
-    """Whether distboot still handles SIGTERM: the script has set no other handler since."""
-    if crash_hooks.term_is_held:
-        return True
-    handler = signal.getsignal(signal.SIGTERM)
-    function = getattr(handler, "func", None)  # of a partial
-    return function is _receive_in_handler
+    """Whether distboot still handles SIGTERM."""
+    return crash_hooks.term_is_held or _is_ours(signal.SIGTERM)

@@ -50,10 +50,12 @@ def stopped_at(job: Job) -> list[int]:
         (False, [0, 1, 2, 3], {}, "was asked to stop (SIGTERM)"),
         # As `sbatch --signal=USR1@120` does to every process of the job.
         (True, [0, 1, 2, 3], {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}, "was asked to stop (SIGUSR1)"),
+        # Python has a handler of its own for it
+        (True, [1], {"DISTBOOT_STOP_SIGNALS": "SIGINT"}, "rank 1 was asked to stop (SIGINT)"),
         (False, [], {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
         (True, [3], {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
     ],
-    ids=["rank-0", "rank-3", "two", "all", "USR1", "request_stop", "no-failure-detection"],
+    ids=["rank-0", "rank-3", "two", "all", "USR1", "INT", "request_stop", "no-failure-detection"],
 )
 def test_all_ranks_stop_at_the_same_read(
     start: Start, init: bool, asked: list[int], env: dict[str, str], said: str
@@ -120,6 +122,36 @@ Path(f"stopped-{rank}").write_text(str(step))
         job.send(1, signal.SIGUSR1)
     (read,) = set(stopped_at(job))
     assert read == 200 if asks == "request_stop" else read < 200
+
+
+@pytest.mark.parametrize("shield", ["0", ""])
+def test_signal_ends_a_fork_as_ever(run_ranks: RunRanks, shield: str) -> None:
+    script = """
+import multiprocessing, os, signal, time, distboot
+ctx = distboot.init("none")
+assert not ctx.preempted
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+        os._exit(9)
+    os.kill(pid, number)
+    assert os.waitpid(pid, 0)[1] == number
+process = multiprocessing.get_context("fork").Process(target=signal.pause)
+process.start()
+process.terminate()
+process.join()
+assert process.exitcode == -signal.SIGTERM
+signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+pid = os.fork()
+if not pid:
+    time.sleep(60)
+os.kill(pid, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3, "a handler that was set since"
+"""
+    env = {"DISTBOOT_STOP_SIGNALS": "USR2", "DISTBOOT_SHIELD_WORKERS": shield}
+    (rank,) = run_ranks(script, places=[{}], **env)
+    assert rank.code == 0, rank.err
 
 
 @pytest.mark.parametrize(
