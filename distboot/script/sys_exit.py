@@ -65,15 +65,24 @@ def _was_caught_in(frame: FrameType) -> bool:
     return has_returned or not is_outermost
 
 
+def _has_left_script() -> bool:
+    """Whether an exception has left the outermost frame, which nothing has called.
+
+    pytest and consoles set `sys.last_traceback` for exceptions that they show, and go on.
+    """
+    trace = getattr(sys, "last_traceback", None)
+    frame = getattr(trace, "tb_frame", None)
+    return frame is not None and frame.f_back is None
+
+
 def exit_outcome() -> str:
     """In a function of `atexit`: EXCEPTION, EXIT with a code other than 0, or WELL.
 
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, counts
     as WELL.
     """
-    has_shown_exception = hasattr(sys, "last_type")
     is_interactive = hasattr(sys, "ps1")  # it shows an exception and goes on
-    if has_shown_exception and not is_interactive:
+    if _has_left_script() and not is_interactive:
         return EXCEPTION
     asked = exit_asked()
     code = getattr(asked, "code", None)

@@ -82,7 +82,7 @@ def test_communicators(
     run: Run, launched: Start, tmp_path: Path, launcher: str, library: str
 ) -> None:
     script = """
-import json, os, sys
+import code, json, os, sys
 from pathlib import Path
 import distboot
 ctx = distboot.init("mpi", join_timeout=60)
@@ -107,6 +107,7 @@ try:
     sys.exit(5)
 except SystemExit:  # which is not the end
     pass
+code.InteractiveInterpreter().runsource("1/0")  # nor is what a console, or pytest, shows
 sys.stdout.write(json.dumps(line) + "\\n")
 """
     (tmp_path / "use.py").write_text(script)
