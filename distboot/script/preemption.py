@@ -153,7 +153,8 @@ class Preemption:
         page[READS] = self._page[READS]
         page[ASKED] = self._page[ASKED]
         page[STOP] = self._page[STOP]
-        if page[ASKED] and not page[STOP]:  # the answer does not come any more
+        is_answered = page[STOP] or not page[ASKED]
+        if not is_answered:  # nor will it be any more
             page[STOP] = 1
         self._page = page
 
@@ -229,18 +230,18 @@ def _release_signals() -> None:
 
 def _forget() -> None:
     """In a fork, which is not the rank: it reads for itself, and signals have their earlier effect."""
-    if _current is not None:
-        _current.forget_parent()
+    assert _current is not None
+    _current.forget_parent()
     for number, before in _earlier.items():
-        is_known = before is not None  # and not set by a library in C
-        if is_known and _is_ours(number):
+        if _is_ours(number):
             signal.signal(number, before)
     _release_signals()
 
 
 def _handle(number: int) -> None:
     """Handle a signal; a handler of the script runs as well."""
-    before = signal.getsignal(number)
+    # Python does not know, and has no way back to, a handler that a library has set in C
+    before = signal.getsignal(number) or signal.SIG_DFL
     _earlier[number] = before
     try:
         signal.signal(number, _receive_in_handler)
@@ -259,7 +260,9 @@ def _receive_in_handler(number: int, frame: FrameType | None) -> None:
 
 def _is_of_script(handler: object) -> bool:
     """Not Python's own for SIGINT, which would end the script by `KeyboardInterrupt`."""
-    return callable(handler) and handler is not signal.default_int_handler
+    if handler is signal.default_int_handler:
+        return False
+    return callable(handler)
 
 
 def _is_ours(number: int) -> bool:
@@ -271,13 +274,15 @@ def _receive(number: int) -> None:
     """Ask the script to stop: a signal has arrived."""
     global _was_signalled  # noqa: PLW0603 - set once
     _was_signalled = True
-    if _current is not None:
-        name = signal.Signals(number).name
-        _current.request(name)
+    assert _current is not None
+    name = signal.Signals(number).name
+    _current.request(name)
     if number == signal.SIGTERM:
         crash_hooks.emit(crash_hooks.TERM)
 
 
 def _is_term_ours() -> bool:
     """Whether distboot still handles SIGTERM."""
-    return crash_hooks.term_is_held or _is_ours(signal.SIGTERM)
+    if crash_hooks.term_is_held:
+        return True
+    return _is_ours(signal.SIGTERM)

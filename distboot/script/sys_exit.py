@@ -68,11 +68,16 @@ def _was_caught_in(frame: FrameType) -> bool:
 def _has_left_script() -> bool:
     """Whether an exception has left the outermost frame, which nothing has called.
 
-    pytest and consoles set `sys.last_traceback` for exceptions that they show, and go on.
+    pytest, consoles and the interactive Python set `sys.last_traceback` for exceptions that they
+    show, and go on.
     """
+    is_interactive = hasattr(sys, "ps1")
     trace = getattr(sys, "last_traceback", None)
-    frame = getattr(trace, "tb_frame", None)
-    return frame is not None and frame.f_back is None
+    if is_interactive or trace is None:
+        return False
+    frame: FrameType = trace.tb_frame
+    caller = frame.f_back
+    return caller is None
 
 
 def exit_outcome() -> str:
@@ -81,8 +86,7 @@ def exit_outcome() -> str:
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, counts
     as WELL.
     """
-    is_interactive = hasattr(sys, "ps1")  # it shows an exception and goes on
-    if _has_left_script() and not is_interactive:
+    if _has_left_script():
         return EXCEPTION
     asked = exit_asked()
     code = getattr(asked, "code", None)
