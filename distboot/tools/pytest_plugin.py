@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ..base.errors import DistbootError
+from ..base.setting_readers import given_by_option, seconds
 from ..host import free_port
 from .trial import Launch, parse, run
 
@@ -104,20 +105,32 @@ class _Wanted(NamedTuple):
     launch: Launch | None
 
 
-def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> _Wanted:
+def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _Wanted:
     if type(count) is not int or count < 1:
         problem = "a number of ranks is needed, at least 1"
         raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): {problem}")
+    limit = _timeout(count, timeout)
     if as_ is None:
-        return _Wanted(count, timeout, None)
+        return _Wanted(count, limit, None)
     mark = f"@pytest.mark.ranks({count}, as_={as_!r})"
+    if not isinstance(as_, str):
+        raise pytest.UsageError(f"{mark}: as_ is not a str, as in {_MARK}")
     try:
         launch = parse(as_)
     except DistbootError as error:
         raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
     if launch.nodes * launch.per_node != count:
         raise pytest.UsageError(f"{mark}: the two do not agree on the number of ranks")
-    return _Wanted(count, timeout, launch)
+    return _Wanted(count, limit, launch)
+
+
+def _timeout(count: int, timeout: object) -> float:
+    """The seconds for a test."""
+    try:
+        return seconds(given_by_option("timeout", timeout))
+    except DistbootError as error:
+        mark = f"@pytest.mark.ranks({count}, timeout={timeout!r})"
+        raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
 
 
 def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
@@ -180,15 +193,22 @@ def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:
     else:
         command = _command(item)
         environs = wanted.launch.environs(free_port(), environ)
+        for each in environs:
+            each[_FOLDER] = str(folder)  # a launch removes it, as it may be that of an outer test
     with tempfile.TemporaryFile() as file:
-        codes = run(
-            command,
-            environs,
-            wanted.timeout,
-            _ask_where,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-        )
+        try:
+            codes = run(
+                command,
+                environs,
+                wanted.timeout,
+                _ask_where,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+        except SystemExit as stop:
+            number = int(str(stop.code)) - 128
+            name = signal.Signals(number).name
+            pytest.exit(f"stopped by {name} in {item.nodeid}", 128 + number)
         file.seek(0)
         output = file.read().decode(errors="replace")
     if None in codes:

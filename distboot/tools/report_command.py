@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 from ..base.errors import DistbootError
-from ..base.text import counted, escape_control, short_repr
+from ..base.text import counted, escape_control, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
 from ..job.journal import Journal, path_beside, read
@@ -53,11 +52,10 @@ def report(arguments: list[str]) -> int:
         raise _not_a_journal(options.journal, f"an event of it is damaged: {error!r}") from None
     if journal.unreadable:
         lines = counted(journal.unreadable, "line")
-        left_out = f"warning: {lines} of {short_repr(options.journal)} could not be read"
-        sys.stderr.write(f"distboot: {left_out}\n")
+        log_line(None, f"warning: {lines} of {short_repr(options.journal)} could not be read")
     if options.json:
         emit(json.dumps(content, indent=2))
-    elif options.html:
+    elif options.html is not None:
         _write_page(options.html, content)
     else:
         text = [summary, *filter(None, [goodput]), *_lines(content)]

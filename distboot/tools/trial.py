@@ -10,12 +10,14 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
+from ..base.internal_variables import INTERNAL, RANK
 from ..base.text import did_you_mean, short_repr
 from ..detection.order import LAUNCHERS
 
@@ -44,8 +46,10 @@ KUBERNETES_SERVICE_HOST=10.96.0.1
 }
 _LAUNCHER_VARIABLE = re.compile(
     r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
-    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
+    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NUM_NODES|MASTER_(ADDR|PORT))$"
 )
+# Variables of distboot that would replace the launch: a user or an outer distboot sets them
+_OTHER_LAUNCH = frozenset({"DISTBOOT_LAUNCHER", "DISTBOOT_NPROC_PER_NODE", *RANK, *INTERNAL})
 
 
 class Launch(NamedTuple):
@@ -58,9 +62,7 @@ class Launch(NamedTuple):
 
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """By rank: `environ`, with the variables of this launcher in place of all others."""
-        common = {
-            name: value for name, value in environ.items() if not _LAUNCHER_VARIABLE.match(name)
-        }
+        common = {name: value for name, value in environ.items() if not _is_of_launch(name)}
         common["MASTER_ADDR"] = _address()
         common["MASTER_PORT"] = str(port)
         found = []
@@ -81,6 +83,13 @@ class Launch(NamedTuple):
             hosts=",".join(f"node-{each}" for each in range(self.nodes)),
         )
         return dict(word.split("=", 1) for word in text.split())
+
+
+def _is_of_launch(variable: str) -> bool:
+    """Whether a launcher, or distboot for one launch, sets this variable."""
+    if variable in _OTHER_LAUNCH:
+        return True
+    return _LAUNCHER_VARIABLE.match(variable) is not None
 
 
 def parse(text: str) -> Launch:
@@ -118,31 +127,91 @@ def run(
     """Run a command once for each of these ranks; its exit codes, None if not ended within `limit`
     seconds.
 
-    Processes that still run then, or at an interrupt, are ended. Before, `late` gets the process of
-    rank 0.
+    Processes that still run then, or at an interrupt, SIGTERM or SIGHUP, are ended. Before, `late`
+    gets the process of rank 0. SIGTERM and SIGHUP raise SystemExit.
     """
     end = time.monotonic() + limit
-    processes = []
-    for environ in environs:
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # so that neither it nor its children get keys of the terminal
-            **output,
-        )
-        processes.append(process)
+    processes: list[subprocess.Popen[bytes]] = []
+    with _stop_signals() as signals:
+        try:
+            for environ in environs:
+                process = subprocess.Popen(
+                    command,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # neither it nor its children get keys of the terminal
+                    **output,
+                )
+                processes.append(process)
+            with signals.as_exits():
+                _wait(processes, end)
+                codes = [process.returncode for process in processes]
+                if None in codes:
+                    late(processes[0])
+                return codes
+        finally:
+            _end(processes)
+
+
+class _StopSignals:
+    """SIGTERM and SIGHUP: SystemExit in `as_exits`, and delayed while processes start or end."""
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._may_exit = False
+
+    def receive(self, number: int, _: object) -> None:
+        """Handle a signal."""
+        self._received.append(number)
+        if self._may_exit:
+            self.exit_if_received()
+
+    @contextmanager
+    def as_exits(self) -> Iterator[None]:
+        """Exit at a signal in this block, or before it."""
+        try:
+            self._may_exit = True
+            self.exit_if_received()
+            yield
+        finally:
+            self._may_exit = False
+
+    def exit_if_received(self) -> None:
+        """Raise SystemExit for the first signal; a later one does not interrupt the cleanup."""
+        if self._received:
+            self._may_exit = False
+            raise SystemExit(128 + self._received[0])
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_StopSignals]:
+    """Handle SIGTERM and SIGHUP in this block, unless they are ignored, as `nohup` does.
+
+    Only the main thread can.
+    """
+    signals = _StopSignals()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            # None: the handler is not of Python
+            if handler not in (signal.SIG_IGN, None):
+                before[number] = handler
+                signal.signal(number, signals.receive)
     try:
-        _wait(processes, end)
-        codes = [process.returncode for process in processes]
-        if None in codes:
-            late(processes[0])
-        return codes
+        yield signals
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in processes:
-                process.send_signal(number)
-            _wait(processes, time.monotonic() + _STOPPING)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    signals.exit_if_received()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes that still run."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            process.send_signal(number)
+        _wait(processes, time.monotonic() + _STOPPING)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import ROOT, Run
 from supervised import Start, until
 
 FAILS = """
@@ -122,3 +122,24 @@ def test_file_that_is_no_journal(distboot: Run, name: str) -> None:
     assert done.returncode == 2
     assert "error[usage]: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+_JOURNAL = ROOT / "tests" / "journals" / "exception.jsonl"
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_report_of_damaged_journal_needs_no_stderr(run: Run, tmp_path: Path, stderr: str) -> None:
+    (tmp_path / "dam.jsonl").write_text(_JOURNAL.read_text() + "{not JSON\n")
+    command = f"{sys.executable} -m distboot report dam.jsonl"
+    shown = run("sh", "-c", command)
+    warning = "distboot: warning: 1 line of 'dam.jsonl' could not be read\n"
+    assert (shown.returncode, shown.stderr) == (0, warning)
+    done = run("sh", "-c", f"{command} {stderr}")
+    assert (done.returncode, done.stdout) == (0, shown.stdout)
+
+
+def test_empty_name_of_page_is_refused(distboot: Run, tmp_path: Path) -> None:
+    done = distboot("report", str(_JOURNAL), "--html", "")
+    assert (done.returncode, done.stdout) == (74, "")
+    assert "error[output-failed]: the page '' cannot be written: No such file" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,16 @@
 """`@pytest.mark.ranks`: tests in several ranks, with what pytest shows of them."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import Run
+from supervised import until
 
 _TESTS = """
 import os, time, pytest, distboot
@@ -169,6 +174,9 @@ def test_in_ranks(): pass
         ("0", "a number of ranks is needed, at least 1"),
         ("3, as_='mpirun 2x2'", "the two do not agree on the number of ranks"),
         ("4, as_='mpirnu 2x2'", "did you mean 'mpirun'?"),
+        ("2, as_=5", "as_ is not a str, as in ranks(count"),
+        ("2, timeout=None", "timeout=None is not a valid number of seconds; use a number"),
+        ("2, timeout=0, as_='srun 1x2'", "timeout=0 is not a valid number of seconds"),
         ("", "@pytest.mark.ranks needs a number, as in ranks(count"),
         ("2, tiemout=3", "@pytest.mark.ranks needs a number, as in ranks(count"),
     ],
@@ -178,5 +186,42 @@ def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> 
         f"import pytest\n@pytest.mark.ranks({mark})\ndef test(): pass\n"
     )
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
-    assert done.returncode != 0
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert said in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+def test_signal_ends_the_ranks_of_a_test(clean_env: dict[str, str], tmp_path: Path) -> None:
+    script = """
+import os, pathlib, time, pytest
+
+@pytest.mark.ranks(2, as_="srun 1x2")
+def test_sleeps(shared_tmp_path):
+    rank = os.environ["RANK"]
+    pathlib.Path(f"pid-{rank}.part").write_text(str(os.getpid()))
+    os.rename(f"pid-{rank}.part", f"pid-{rank}")
+    time.sleep(300)
+"""
+    (tmp_path / "test_it.py").write_text(script)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    session = subprocess.Popen(
+        command, cwd=tmp_path, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    files = [tmp_path / "pid-0", tmp_path / "pid-1"]
+    pids: list[int] = []
+    try:
+        until(lambda: all(file.exists() for file in files))
+        pids += [int(file.read_text()) for file in files]
+        session.terminate()
+        output, _ = session.communicate(timeout=60)
+        assert session.returncode == 128 + signal.SIGTERM
+        assert b"stopped by SIGTERM in test_it.py::test_sleeps" in output
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+    finally:
+        session.kill()
+        session.wait()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,12 +1,20 @@
 """`python -m distboot try`: mistakes that only show elsewhere are found; a script without them is left alone."""
 
+import os
 import re
+import select
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
 from launched import needs, needs_torch
+from supervised import until
+
+from distboot.base.internal_variables import INTERNAL, RANK
+from distboot.tools import trial
 
 _BEGIN = """
 import os, sys, tempfile, time, torch, torch.distributed as dist
@@ -170,3 +178,96 @@ def test_script_that_is_not_there_is_said_once(run: Run) -> None:
     code, rows, output = _try(run, "--as", "mpirun 1x1", "no-such.py")
     assert (code, rows) == (127, {})
     assert output.count("there is no script 'no-such.py'") == 1
+
+
+@pytest.mark.parametrize("variable", ["DISTBOOT_LAUNCHER=none", "DISTBOOT_NPROC_PER_NODE=2"])
+def test_launcher_of_the_user_is_not_tried(run: Run, variable: str) -> None:
+    checks = """
+import distboot
+ctx = distboot.init("none")
+assert (ctx.world_size, ctx.num_nodes, ctx.local_world_size) == (4, 2, 2)
+ctx.barrier()
+"""
+    name, _, value = variable.partition("=")
+    command = (sys.executable, "-m", "distboot", "try", "--as", "srun 2x2", "train.py")
+    done = run(*command, train=checks, env={name: value})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_variables_of_an_outer_distboot_are_removed() -> None:
+    outer = dict.fromkeys((*INTERNAL, *RANK, "NUM_NODES"), "outer")
+    for environ in trial.parse("srun 1x2").environs(29500, {**outer, "DISTBOOT_GRACE": "3"}):
+        assert "outer" not in environ.values()
+        assert environ["DISTBOOT_GRACE"] == "3"
+
+
+_SLEEPS = """
+import os, pathlib, time
+pathlib.Path(f"pid-{os.environ['RANK']}.part").write_text(str(os.getpid()))
+os.rename(f"pid-{os.environ['RANK']}.part", f"pid-{os.environ['RANK']}")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "prefix", "code"),
+    [
+        pytest.param([signal.SIGTERM], [], 128 + signal.SIGTERM, id="TERM"),
+        pytest.param([signal.SIGHUP], [], 128 + signal.SIGHUP, id="HUP"),
+        # Python handles the lower number, HUP, first.
+        pytest.param([signal.SIGHUP, signal.SIGTERM], ["nohup"], 128 + signal.SIGTERM, id="nohup"),
+    ],
+)
+def test_signal_ends_all_ranks(
+    clean_env: dict[str, str], tmp_path: Path, numbers: list[int], prefix: list[str], code: int
+) -> None:
+    (tmp_path / "train.py").write_text(_SLEEPS)
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    command = [sys.executable, "-m", "distboot", "try", "--as", "mpirun 1x2", "train.py"]
+    tried = subprocess.Popen(
+        [*prefix, *command],
+        cwd=tmp_path,
+        env={**clean_env, "TMPDIR": str(folders)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    files = [tmp_path / "pid-0", tmp_path / "pid-1"]
+    pids: list[int] = []
+    try:
+        until(lambda: all(file.exists() for file in files))
+        pids += [int(file.read_text()) for file in files]
+        for number in numbers:
+            tried.send_signal(number)
+        assert tried.wait(60) == code
+        assert not any(map(_is_running, pids))
+        assert list(folders.iterdir()) == []
+    finally:
+        tried.kill()
+        tried.wait()
+        for pid in filter(_is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_start_that_fails_ends_all_ranks() -> None:
+    reading, writing = os.pipe()
+    handlers = [*map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP))]
+    try:
+        invalid = {"NAME": "with a null character: \0"}
+        with pytest.raises(ValueError, match="null byte"):
+            trial.run(["sleep", "30"], [dict(os.environ), invalid], 60.0, stdout=writing)
+    finally:
+        os.close(writing)
+    # The pipe ends with the last process that can write to it
+    ended, _, _ = select.select([reading], [], [], 0)
+    os.close(reading)
+    assert ended == [reading]
+    assert [*map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP))] == handlers
