@@ -142,6 +142,10 @@ def _current_or_new(
     """Return the current context; create it on the first call."""
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
     frameworks.refuse(options)
+    if launcher is not None:
+        from .detection.named import refuse_no_name  # here, as most scripts name none
+
+        refuse_no_name(launcher, frameworks.HELP)
     if type(pass_local_rank) not in (bool, type(None)):
         problem = f"pass_local_rank must be True, False or None, not {short_repr(pass_local_rank)}"
         raise DistbootError("usage", problem, frameworks.HELP)

@@ -5,6 +5,7 @@ Each reader takes a `Given` and returns the value. `base.settings` says which re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,6 +52,20 @@ def as_given(given: Given) -> object:
     return given.value
 
 
+def absolute_path(given: Given) -> str:
+    """The absolute path of a file: a script may change its directory."""
+    path = str(given.value)
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        problem = f"{given.text} is relative to a working directory that does not exist any more"
+        raise DistbootError(
+            given.code,
+            problem,
+            "give an absolute path",
+        ) from error
+
+
 def seconds(given: Given) -> float:
     """A number above 0."""
     return _in_range(given, may_be_0=False)
@@ -77,13 +92,13 @@ def _number_of_seconds(value: object) -> float:
     """The seconds in a number, a text or a timedelta; -1 for anything else."""
     # A timedelta has it, as torch.distributed takes one; its module is not imported for it
     total = getattr(value, "total_seconds", None)
-    if total is not None:
-        return float(total())
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return -1.0
     try:
+        if total is not None:
+            return float(total())
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return -1.0
         return float(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):  # TypeError: the class, not a timedelta
         return -1.0
 
 

@@ -10,7 +10,6 @@ The options of `run`, `--help`, docs/reference/environment.md, the hints on miss
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -104,6 +103,7 @@ SETTINGS = (
         "DISTBOOT_BAD_HOSTS_FILE",
         "a file on rank 0's host, to which hosts are added that failed the check, that were lost, "
         "or where a device failed first: one a line, as `srun --exclude=` reads it",
+        read=readers.absolute_path,
         page="../how-to/bad-hosts.md",
     ),
     Setting(
@@ -265,6 +265,7 @@ SETTINGS = (
         "write a report of the job to this file, on rank 0's host: where each rank ran, how it "
         "started and ended, which one failed first; an HTML page if the name ends in .html, else "
         "JSON; each event is in the journal beside it, job.jsonl, when it happens",
+        read=readers.absolute_path,
         option="--report",
         metavar="FILE",
         page="../how-to/report.md",
@@ -273,6 +274,7 @@ SETTINGS = (
         "DISTBOOT_METRICS",
         "keep the state of the job in this file, on rank 0's host, as metrics for Prometheus: "
         "missing and late ranks, restarts, where the time went",
+        read=readers.absolute_path,
         page="../how-to/metrics.md",
     ),
     Setting(
@@ -372,7 +374,7 @@ def supervision_settings(
         hang_after = None
     return SupervisionSettings(
         grace_setting(environ, grace),
-        _file_of("DISTBOOT_REPORT", environ, report),
+        value_of("DISTBOOT_REPORT", environ, report),
         detects=value_of("DISTBOOT_FAILURE_DETECTION", environ),
         stop_signals=value_of("DISTBOOT_STOP_SIGNALS", environ),
         stop_at=_stop_at(environ),
@@ -381,9 +383,9 @@ def supervision_settings(
         quit_shows=value_of("DISTBOOT_SIGQUIT", environ) == "stacks",
         stop_notice=value_of("DISTBOOT_STOP_NOTICE", environ),
         notice_address=value_of("DISTBOOT_NOTICE_ADDRESS", environ),
-        bad_hosts=_file_of("DISTBOOT_BAD_HOSTS_FILE", environ),
+        bad_hosts=value_of("DISTBOOT_BAD_HOSTS_FILE", environ),
         check=value_of("DISTBOOT_CHECK", environ, check),
-        metrics=_file_of("DISTBOOT_METRICS", environ),
+        metrics=value_of("DISTBOOT_METRICS", environ),
         kubeflow=_kubeflow(environ),
     )
 
@@ -395,14 +397,6 @@ def _kubeflow(environ: Mapping[str, str]) -> tuple[str, ...]:
     if not all((is_wanted, *found)):
         return ()
     return found
-
-
-def _file_of(variable: str, environ: Mapping[str, str], given: str | None = None) -> str | None:
-    """The absolute path of a file: a script may change its directory."""
-    path: str | None = value_of(variable, environ, given)
-    if path is None:
-        return None
-    return os.path.abspath(path)
 
 
 def _stop_at(environ: Mapping[str, str]) -> float | None:

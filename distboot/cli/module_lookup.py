@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,8 +13,8 @@ _LONGEST = 1 << 20  # bytes of a file that are read
 
 def missing_part(name: str) -> str | None:
     """The package or module in a dotted name that does not exist; None if all of them do."""
-    # `python -m` looks in the working directory first
-    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
+    # `python -m` looks in the working directory first; the finders skip "" if that was removed
+    folders: Sequence[str] | None = ["", *sys.path]
     for part in accumulate(name.split("."), "{}.{}".format):
         if folders is None:  # the parent is not a package
             return part

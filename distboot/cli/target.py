@@ -25,7 +25,13 @@ _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 _MODULE_OPTION = pattern(r"-(?![-WXc])([^m]*)m")
 _VERSION = "0123456789."  # characters after `python` in the name of its program
 SHELLS = ("sh", "bash", "dash", "zsh")
-_SHEBANG_OF_SHELL = pattern(rf"#![^\n]*\b({'|'.join(SHELLS)})\b[^\n]*")
+# A #! line whose interpreter is a shell, or `env` with a shell after its options and assignments.
+# pip writes #!/bin/sh into scripts of Python, too: to Python, the exec line below it is a text.
+_SHEBANG_OF_SHELL = pattern(
+    r"#!(?![^\n]*\n'''exec')[ \t]*(?:\S*/)?"
+    r"(?:env[ \t]+(?:-\S*[ \t]+|\w+=\S*[ \t]+)*(?:[^\s=]*/)?)?"
+    rf"(?:{'|'.join(SHELLS)})(?!\S)[^\n]*"
+)
 _BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
 _LONGEST = 1 << 20  # bytes of a script that are read
 

@@ -59,8 +59,10 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     if name is None:
         placement = _found(environment)
     else:
-        from .named import named  # here and below: most processes need only some of these
+        # Here and below: most processes need only some of these
+        from .named import named, refuse_no_name
 
+        refuse_no_name(name, "help(distboot.detect) says what each argument is")
         option = f"{option}={short_repr(name)}"
         placement = named(environment, name, option)
     outer = environment.outer

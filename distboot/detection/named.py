@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
-from ..base.text import did_you_mean
+from ..base.text import did_you_mean, short_repr
 from .order import LAUNCHERS
 from .placement import NO_LAUNCHER, OFF, Placement
 from .readings import Environment, read_placement
@@ -34,6 +34,14 @@ def named(environment: Environment, name: str, option: str) -> Placement:
         "remove the setting to let distboot find the launcher, or start the job with that "
         "launcher; to containers, pass its rank and size",
     ).of(UNKNOWN_RANK)
+
+
+def refuse_no_name(launcher: object, hint: str) -> None:
+    """Refuse an argument that is not a text."""
+    if isinstance(launcher, str):
+        return
+    problem = f"launcher={short_repr(launcher)} is not a valid name"
+    raise DistbootError("usage", problem, hint)
 
 
 def _unknown(name: str, option: str) -> DistbootError:

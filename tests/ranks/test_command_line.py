@@ -211,6 +211,43 @@ def test_misuse_is_one_error_with_a_hint(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        "#!/srv/dash/.venv/bin/python3",
+        "#!/home/sh/env/python -u",
+        "#!/usr/bin/env python3 sh",
+        "#!/usr/bin/env -S SHELL=/bin/bash python3",
+        # As pip, conda and uv write them
+        "#!/bin/sh\n'''exec' \"/srv/long path/python\" \"$0\" \"$@\"\n' '''",
+        "#!/bin/sh\n'''exec' /srv/long/python \"$0\" \"$@\" #'''",
+    ],
+)
+def test_script_of_python_is_not_refused(distboot: Run, tmp_path: Path, beginning: str) -> None:
+    (tmp_path / "train.py").write_text(f"{beginning}\nprint('trained')\n")
+    result = distboot("train.py")
+    assert (result.stdout, result.stderr) == ("trained\n", "")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "#!/bin/sh",
+        "#! /usr/local/bin/bash -e",
+        "#!/usr/bin/env zsh",
+        "#!/usr/bin/env -S dash -e",
+        "#!/usr/bin/env -S -i LANG=C /bin/bash",
+    ],
+)
+def test_script_of_a_shell_is_refused(distboot: Run, tmp_path: Path, first: str) -> None:
+    (tmp_path / "train").write_text(f"{first}\nexec python train.py\n")
+    result = distboot("train")
+    assert result.stderr.startswith(
+        f"distboot: error[usage]: the script 'train' is not in Python: it begins with {first}\n"
+    )
+    assert (result.returncode, result.stdout) == (CODES["usage"][0], "")
+
+
 def test_folder_of_the_same_name_is_no_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

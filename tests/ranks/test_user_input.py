@@ -1,6 +1,7 @@
 """What a person types or sets with no effect, or wrong: it is named, once, and the process ends or goes on."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,62 @@ def test_modules_that_exist_run(distboot: Run, tmp_path: Path) -> None:
     (package / "__init__.py").write_text("__path__.append('elsewhere')")
     assert distboot("-m", "pack.inner.train").stdout == "trained\n"
     assert distboot("-m", "json.tool", "--help").returncode == 0
+
+
+@pytest.fixture
+def without_directory(run: Run, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Run a Python in a directory that is removed before; return its exit code and its output."""
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@" 2>&1'
+
+    def run_it(*words: str, **env: str) -> tuple[int, str]:
+        gone = str(tmp_path / "gone")
+        result = run("sh", "-c", script, gone, sys.executable, *words, env=env)
+        return result.returncode, result.stdout
+
+    return run_it
+
+
+_OF_REMOVED_DIRECTORY = (
+    "is relative to a working directory that does not exist any more\n"
+    "distboot: hint: give an absolute path\n"
+)
+
+
+def test_module_runs_in_a_removed_directory(
+    without_directory: Callable[..., tuple[int, str]],
+) -> None:
+    status, output = without_directory("-m", "distboot", "-m", "json.tool", "--help")
+    assert (status, output[:6]) == (0, "usage:")
+    status, output = without_directory("-m", "distboot", "-m", "no.module")
+    assert (status, "Traceback" in output) == (127, False)
+
+
+def test_relative_report_in_a_removed_directory(
+    without_directory: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "ok.py"
+    script.write_text("print('trained')")
+    report = ["-m", "distboot", "--nproc-per-node", "2", "--report"]
+    assert without_directory(*report, "r.json", str(script)) == (
+        2,
+        f"distboot: error[usage]: --report='r.json' {_OF_REMOVED_DIRECTORY}",
+    )
+    status, output = without_directory(*report, str(tmp_path / "r.json"), str(script))
+    assert (status, output.count("trained")) == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["REPORT", "METRICS", "BAD_HOSTS_FILE"])
+def test_init_refuses_it_in_a_removed_directory(
+    without_directory: Callable[..., tuple[int, str]], tmp_path: Path, name: str
+) -> None:
+    variable = f"DISTBOOT_{name}"
+    init = ["-c", "import distboot; distboot.init('none')"]
+    _, output = without_directory(*init, **{variable: "file"})
+    problem = f"error[broken-environment]: {variable}='file' {_OF_REMOVED_DIRECTORY}"
+    assert output.endswith(problem)
+    assert "FileNotFoundError" not in output
+    status, output = without_directory(*init, **{variable: str(tmp_path / "file")})
+    assert (status, "error[" in output) == (0, False)
 
 
 @pytest.mark.parametrize("command", [["nofile.py"], ["-m", "no.module"], ["--", "no-command"]])
@@ -95,6 +152,23 @@ def test_init_takes_a_timedelta(run: Run) -> None:
     refused = _python(run, "distboot.init('none', timeout=minute * 0)")
     assert "error[usage]: timeout=datetime.timedelta(0) is not a valid number of seconds" in refused
     assert refused.endswith("\ndistboot: hint: use a number of seconds above 0, at most 86400\n")
+
+
+@pytest.mark.parametrize("argument", ["timeout", "join_timeout"])
+def test_init_refuses_the_class_timedelta(run: Run, argument: str) -> None:
+    said = _python(run, f"distboot.init('none', {argument}=datetime.timedelta)")
+    problem = f"{argument}=<class 'datetime.timedelta'> is not a valid number of seconds"
+    assert f"error[usage]: {problem}\n" in said
+
+
+@pytest.mark.parametrize(
+    "call", ["init('none', ", "detect(", "init('none'); distboot.init('none', "]
+)
+@pytest.mark.parametrize("value", ["5", "['slurm']", "b'slurm'"])
+def test_launcher_that_is_no_name_is_refused(run: Run, call: str, value: str) -> None:
+    said = _python(run, f"distboot.{call}launcher={value})")
+    problem = f"error[usage]: launcher={value} is not a valid name"
+    assert f"{problem}\ndistboot: hint: help(distboot." in said
 
 
 def test_second_init_names_a_different_launcher(run: Run) -> None:
