@@ -11,6 +11,7 @@ from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
 from distboot.base.commands import command_error
 from distboot.base.errors import CODES
+from distboot.base.internal_variables import INTERNAL, RANK
 from distboot.base.process import Process, ends_at, proc_stat
 from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
@@ -44,6 +45,7 @@ from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
 from distboot.rendezvous.protocol import Frames, ProtocolError, decode, encode
 from distboot.rendezvous.shared_cpus import shared_cpus
 from distboot.startup import bound_cpus
+from distboot.tools import trial
 from distboot.tools.doctor.command import examine, text
 from distboot.tools.env import docker_options
 
@@ -53,8 +55,10 @@ __all__ = [
     "DERIVED_PORTS",
     "FIELDS",
     "INNERMOST_FIRST",
+    "INTERNAL",
     "LAUNCHERS",
     "NUMBERS",
+    "RANK",
     "Claims",
     "Frames",
     "Go",
@@ -108,6 +112,7 @@ __all__ = [
     "surroundings",
     "taken",
     "text",
+    "trial",
     "variables",
     "with_local_rank",
     "without_local_rank",

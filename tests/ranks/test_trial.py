@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from inside import INTERNAL, RANK, trial
 from launched import needs, needs_torch
 from supervised import until
-
-from distboot.base.internal_variables import INTERNAL, RANK
-from distboot.tools import trial
 
 _BEGIN = """
 import os, sys, tempfile, time, torch, torch.distributed as dist
