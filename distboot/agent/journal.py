@@ -3,6 +3,8 @@
 The agent puts each event into a queue, and a thread writes it. A file system that hangs or is slow
 fills the queue, which is bounded: what does not fit is left out and counted, in an event of its own
 once there is room again. A file that cannot be written any more costs a warning, and never the job.
+
+Each job has a lock on its journal, so that no other one with the same path empties it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from ..rendezvous.events import Event
 from ..report.files import is_special
 
 _MOST_WAITING = 50_000  # events
+_EARLIER_JOB = 20.0  # seconds for an earlier job to end
+_INTERVAL = 0.1  # seconds between two looks whether it has
 _LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of the agent
 
 
@@ -29,7 +33,10 @@ class Journal:
     """The file of a journal; `OSError`: it cannot be opened."""
 
     def __init__(self, path: str, who: str | None) -> None:
-        self._file = _opened(path)
+        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+        self._file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        os.set_blocking(self._file, True)
         self._path = path
         self._who = who
         self._waiting: deque[Event] = deque()
@@ -61,15 +68,42 @@ class Journal:
             os.close(self._file)
 
     def _work(self) -> None:
-        while events := self._next():
-            data = "".join(map(line_of, events)).encode(errors="backslashreplace")
-            try:
+        try:
+            mode = os.fstat(self._file).st_mode
+            if stat.S_ISREG(mode):
+                self._take_over()
+            while events := self._next():
+                lines = "".join(map(line_of, events))
+                data = lines.encode(errors="backslashreplace")
                 while data:
                     written = os.write(self._file, data)
                     data = data[written:]
-            except OSError as error:
-                self._give_up(error)
-                return
+        except OSError as error:
+            self._give_up(error)
+
+    def _take_over(self) -> None:
+        """Empty the file, once no agent of an earlier job writes to it.
+
+        A launcher may restart the ranks while the agent of the rank 0 before writes its last lines.
+        """
+        end = time.monotonic() + _EARLIER_JOB
+        while not self._is_locked():
+            with self._changed:
+                self._changed.wait(_INTERVAL)
+                is_late = self._is_closing or time.monotonic() > end
+            if is_late:
+                raise OSError(errno.EBUSY, "another job writes to it")
+        os.ftruncate(self._file, 0)
+
+    def _is_locked(self) -> bool:
+        """Whether this job has the lock of the file; true as well where files have none."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _next(self) -> list[Event]:
         """The events that wait, at least one; none: the job has ended."""
@@ -84,32 +118,6 @@ class Journal:
         why = error.strerror or str(error)
         what = f"no more events are written to the journal {short_repr(self._path)}: {why}"
         log_line(self._who, f"warning: {what}")
-
-
-def _opened(path: str) -> int:
-    """An empty file, or a pipe or device; `OSError` also while another job writes to it."""
-    # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    os.set_blocking(file, True)
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        try:
-            _take_over(file)
-        except OSError:
-            os.close(file)
-            raise
-    return file
-
-
-def _take_over(file: int) -> None:
-    """Empty the file, unless another job writes to it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OSError(errno.EBUSY, "another job writes to it") from None
-    except OSError:  # this file system has no locks
-        pass
-    os.ftruncate(file, 0)
 
 
 def opened_beside(report: str, who: str | None) -> Journal | None:

@@ -82,6 +82,29 @@ def test_job_that_is_killed_outright_has_a_report(
     assert "2 ranks on 1 node: still running, or killed; 2 had not ended" in shown
 
 
+def test_journal_waits_for_the_job_before(
+    distboot: Run, clean_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    journal = tmp_path / "job.jsonl"
+    journal.write_text("earlier\n")
+    started = tmp_path / "started"
+    command = [sys.executable, "-m", "distboot", *TWO, "--report", "job.html", "train.py"]
+    with journal.open() as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX)
+        job = subprocess.Popen(command, cwd=tmp_path, env=clean_env, start_new_session=True)
+        try:
+            until(lambda: started.exists() and started.read_text() == "xx")
+            assert journal.read_text() == "earlier\n"
+            fcntl.flock(earlier, fcntl.LOCK_UN)
+            until(lambda: "started" in journal.read_text())
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait(10)
+    assert "2 ranks on 1 node: still running, or killed" in distboot("report", "job.jsonl").stdout
+    assert "earlier" not in journal.read_text()
+
+
 @pytest.mark.parametrize("way", ["wrapper", "init"])
 def test_ranks_that_do_not_meet(start: Start, distboot: Run, way: str) -> None:
     more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
