@@ -214,7 +214,10 @@ def _refuse_missing_module(name: str) -> None:
     """Refuse a module that this Python does not find, for which Python itself exits with 1."""
     from .module_lookup import missing_part  # here, as most run a script
 
-    missing = missing_part(name)
+    missing = None
+    # KeyError: a namespace package in another one, which only Python itself looks into
+    with suppress(KeyError):
+        missing = missing_part(name)
     if missing is None:
         return
     what = f"there is no module {short_repr(name)}"

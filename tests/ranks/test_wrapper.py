@@ -99,9 +99,13 @@ def test_one_process_keeps_its_frameworks_variables(distboot: Run, framework: st
     assert json.loads(ended.stdout) == given
 
 
-def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None:
+def test_module_command_and_interpreter_options(run: Run, distboot: Run, tmp_path: Path) -> None:
     assert "usage: python -m this" not in distboot("run", "-m", "this").stderr
     assert "Beautiful is better" in distboot("-m", "this").stdout
+    package = tmp_path / "no_init" / "inner"
+    package.mkdir(parents=True)
+    (package / "module.py").write_text("print('ran')")
+    assert distboot("-m", "no_init.inner.module").stdout == "ran\n"
     assert distboot("run", "--", "echo", "--", "a b").stdout == "-- a b\n"
     assert (
         run(sys.executable, "-u", "-X", "utf8=1", "-m", "distboot", "-m", "platform").returncode
