@@ -30,7 +30,7 @@ SHELLS = ("sh", "bash", "dash", "zsh")
 _SHEBANG_OF_SHELL = pattern(
     r"#!(?![^\n]*\n'''exec')[ \t]*(?:\S*/)?"
     r"(?:env[ \t]+(?:-\S*[ \t]+|\w+=\S*[ \t]+)*(?:[^\s=]*/)?)?"
-    rf"(?:{'|'.join(SHELLS)})(?!\S)[^\n]*"
+    rf"(?:busybox[ \t]+)?(?:{'|'.join(SHELLS)})(?!\S)[^\n]*"
 )
 _BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
 _LONGEST = 1 << 20  # bytes of a script that are read

@@ -237,6 +237,7 @@ def test_script_of_python_is_not_refused(distboot: Run, tmp_path: Path, beginnin
         "#!/usr/bin/env zsh",
         "#!/usr/bin/env -S dash -e",
         "#!/usr/bin/env -S -i LANG=C /bin/bash",
+        "#!/bin/busybox sh",
     ],
 )
 def test_script_of_a_shell_is_refused(distboot: Run, tmp_path: Path, first: str) -> None:

@@ -89,7 +89,11 @@ def test_child_gets_the_variables_arguments_and_streams(distboot: Run) -> None:
 @pytest.mark.parametrize("framework", ["jax", "horovod", "tensorflow"])
 def test_one_process_keeps_its_frameworks_variables(distboot: Run, framework: str) -> None:
     # What the framework itself detects stays, and nothing tells it that it is alone.
-    given = {"OMPI_MCA_orte_tmpdir_base": "/tmp", "JAX_PLATFORMS": "cpu"}
+    given = {
+        "OMPI_MCA_btl": "self,tcp",
+        "OMPI_MCA_orte_tmpdir_base": "/tmp",
+        "JAX_PLATFORMS": "cpu",
+    }
     names = ("JAX_", "HOROVOD_", "OMPI_COMM", "OMPI_MCA", "TF_CONFIG", "PADDLE_")
     script = (
         f"import os, json; print(json.dumps({{n: os.environ[n] for n in "
