@@ -126,14 +126,29 @@ def wrap_excepthook() -> None:
 
 def _at_exit() -> None:
     """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
-    # Python sets sys.last_value before it calls the hook. So do others, for exceptions that they show and go on; only
-    # those that end the script have come through its outermost frame, which nothing has called.
-    with suppress(Exception):  # AttributeError: there was none
-        error: Any = getattr(sys, "last_value", None)
-        trace: Any = getattr(sys, "last_traceback", None)
-        if trace.tb_frame.f_back is None and not _is_interactive():
+    with suppress(Exception):
+        if exception_ends_script():
+            error: Any = sys.last_value
+            trace = sys.last_traceback
             _report(error, trace)
     emit(ENDING, last_line(_clean(_stderr_tail)))
+
+
+def exception_ends_script() -> bool:
+    """In a function of `atexit`: whether an exception has ended the script.
+
+    Python sets `sys.last_traceback` before it calls the hook. So do others, such as pytest and consoles, for exceptions
+    that they show and go on; only those that end the script have come through its outermost frame, which nothing has
+    called.
+    """
+    if _is_interactive():
+        return False
+    trace = getattr(sys, "last_traceback", None)
+    if trace is None:
+        return False
+    outermost: FrameType = trace.tb_frame
+    caller = outermost.f_back
+    return caller is None
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:

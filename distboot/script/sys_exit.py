@@ -11,6 +11,8 @@ import sys
 import threading
 from functools import cache
 
+from .crash_hooks import exception_ends_script
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
@@ -65,28 +67,13 @@ def _was_caught_in(frame: FrameType) -> bool:
     return has_returned or not is_outermost
 
 
-def _has_left_script() -> bool:
-    """Whether an exception has left the outermost frame, which nothing has called.
-
-    pytest, consoles and the interactive Python set `sys.last_traceback` for exceptions that they
-    show, and go on.
-    """
-    is_interactive = hasattr(sys, "ps1")
-    trace = getattr(sys, "last_traceback", None)
-    if is_interactive or trace is None:
-        return False
-    frame: FrameType = trace.tb_frame
-    caller = frame.f_back
-    return caller is None
-
-
 def exit_outcome() -> str:
     """In a function of `atexit`: EXCEPTION, EXIT with a code other than 0, or WELL.
 
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, counts
     as WELL.
     """
-    if _has_left_script():
+    if exception_ends_script():
         return EXCEPTION
     asked = exit_asked()
     code = getattr(asked, "code", None)
