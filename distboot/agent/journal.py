@@ -99,10 +99,8 @@ class Journal:
         """Whether this job has the lock of the file; true as well where files have none."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno != errno.EWOULDBLOCK
         return True
 
     def _next(self) -> list[Event]:

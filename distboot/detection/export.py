@@ -134,12 +134,8 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
 
     What else an outer distboot exported gets its previous value.
     """
-    without_ours, _ = inherited.restored(environ)
-    exports: dict[str, str | None] = {}
-    for name in sorted(environ.keys() | without_ours.keys()):
-        previous = without_ours.get(name)
-        if environ.get(name) != previous:
-            exports[name] = previous
+    _, outer = inherited.restored(environ)
+    exports = {**outer.unchanged(environ), inherited.VARIABLE: None}
     cleared = {*VARIABLES.values()} - {*kept}
     cleared.add("DISTBOOT_LAUNCHER")
     for launcher in related(environ):

@@ -25,6 +25,7 @@ import pytest
 from ..base.errors import DistbootError
 from ..base.setting_readers import given_by_option, seconds
 from ..host import free_port
+from ..report.start_failure import stopped_by
 from .trial import Launch, parse, run
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
@@ -206,9 +207,8 @@ def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:
                 stderr=file,
             )
         except SystemExit as stop:
-            number = int(str(stop.code)) - 128
-            name = signal.Signals(number).name
-            pytest.exit(f"stopped by {name} in {item.nodeid}", 128 + number)
+            code: Any = stop.code  # of a signal
+            pytest.exit(f"stopped by {stopped_by(stop)} in {item.nodeid}", code)
         file.seek(0)
         output = file.read().decode(errors="replace")
     if None in codes:
