@@ -31,9 +31,9 @@ def join_here(
 
     The connections end with the block.
 
-    If the ranks do not meet, `failed` is called with the session so far, and why. While they meet,
-    `wanted` is called again and again, and may raise. On rank 0, `record` is called with each event
-    of the job when it happens. The rest is as for `plan_of`.
+    If the ranks do not meet, `failed` is called with the session so far, and why. Before and while
+    they meet, `wanted` is called again and again, and may raise. On rank 0, `record` is called with
+    each event of the job when it happens. The rest is as for `plan_of`.
     """
     # Here, as a process with a sidecar does not join by itself
     from ..rendezvous.join import Joined
@@ -43,6 +43,7 @@ def join_here(
     job.joined = Joined(plan, wanted=wanted, record=record)
     try:
         with joining(job, problem, failed), with_too_few_files():
+            wanted()
             job.take(job.joined.join())
         yield job
     finally:

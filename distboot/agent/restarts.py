@@ -39,7 +39,6 @@ class Restarts:
         who: str | None = None,  # in what is printed between two rounds
         of_launcher: bool = False,  # whether the ranks are launchers
     ) -> None:
-        self.settings = settings
         self.round = 0  # that runs, or comes next
         # On rank 0, those that have failed, as the report has them
         self.rounds: list[dict[str, Any]] = []
@@ -53,6 +52,7 @@ class Restarts:
         self._most = settings.most
         self._start = time.monotonic()  # of the round
         self._start_time = time.time()
+        self._announcement: str | None = None  # of another round
         # Why the job does not go on; empty: it does; None: not decided
         self._refusal: str | None = None
         # Whether MPI_Init of a rank connects to the launcher, which accepts each process once
@@ -146,7 +146,7 @@ class Restarts:
         return replace(cause, restarts=not self._refusal), text
 
     def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
-        """A round has ended, and another one follows; returns after the delay between two."""
+        """A round has ended, and another one follows, which `announce` prints."""
         seconds = time.monotonic() - self._start
         failed = self.round
         self.round += 1
@@ -157,12 +157,17 @@ class Restarts:
             if cause.ranks:
                 who = ranks_said(cause.ranks)
             why = f"round {failed} ended after {seconds:.1f} s, as {who} failed"
-            text = f"restart {self.round} of {self._most}: {why}"
-            log_line(self._who, text, event="restart", round=self.round)
+            self._announcement = f"restart {self.round} of {self._most}: {why}"
         with suppress(OSError, KeyError):
             # Of the last failure; torchrun is to read that of the job's end
             os.unlink(os.environ[_ERROR_FILE])
-        time.sleep(self.settings.delay)
+
+    def announce(self) -> None:
+        """Print on rank 0 that another round follows, and why, the first time."""
+        text = self._announcement
+        self._announcement = None
+        if text is not None:
+            log_line(self._who, text, event="restart", round=self.round)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables for the script."""

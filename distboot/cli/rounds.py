@@ -111,8 +111,10 @@ class Rounds(NamedTuple):
         restarts = self.restarts
         # In another round, agents may still be ending their ranks of the round before.
         ending = 0.0
+        delay = 0.0
         if restarts.round:
             ending = options.grace
+            delay = options.restarts.delay
         reported: dict[str, Any] = {
             "framework": options.framework,
             "problem": problem,
@@ -121,18 +123,19 @@ class Rounds(NamedTuple):
             "max_restarts": options.restarts.most,
             "earlier": restarts.earlier,
             "ending": ending,
+            "delay": delay,
         }
 
         if files is not None:
             reported["record"] = files.record
         with (
-            report.despite_signals(),
+            report.despite_signals(is_printed=self.placement.rank == 0),
             join_here(
                 self.placement,
                 self.launch.environ,
-                options.join_timeout + ending,
+                options.join_timeout + ending + delay,
                 failed=report.ended,
-                wanted=self._refuse_if_left,
+                wanted=self._while_meeting,
                 **reported,
             ) as job,
             report.until_watched(job),
@@ -167,8 +170,9 @@ class Rounds(NamedTuple):
             restarts.ended(cause, watch.agents())
         return code
 
-    def _refuse_if_left(self) -> None:
+    def _while_meeting(self) -> None:
         """Do not wait for other ranks once the launcher has ended."""
+        self.restarts.announce()
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 

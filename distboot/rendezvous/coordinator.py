@@ -76,6 +76,7 @@ from .protocol import (
 )
 
 _ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
+_INTERVAL = 0.2  # seconds between two checks whether the job is still wanted
 _LINGER = 0.5  # seconds for which ranks that come after a failure are told of it
 
 
@@ -156,7 +157,7 @@ class Coordinator:
         self._deadline = _Deadline(time.monotonic() + limit, f"within {limit:g} s")
         try:
             self.table.add(self._plan.own)
-            self._gather()
+            self._gather_after_delay()
             membership = self._build()
             self._compare(membership)
         except DistbootError as error:
@@ -246,6 +247,17 @@ class Coordinator:
             hint = f"{self.pool.remedy}; or {hint}"
         return DistbootError("missing-rank", text, hint)
 
+    def _gather_after_delay(self) -> None:
+        """Wait for all ranks, and for the end of the delay between two rounds."""
+        start = time.monotonic() + self._plan.delay
+        while True:
+            self._gather()  # again, as a rank may have left meanwhile
+            left = start - time.monotonic()
+            if left <= 0:
+                return
+            self._wanted()
+            self._poll(min(left, _INTERVAL))
+
     def _gather(self) -> None:
         """Wait for all ranks, and show now and then which are missing."""
         if self.table.is_complete:
@@ -261,12 +273,15 @@ class Coordinator:
                     raise self._missing()
                 if now >= shown.due:
                     shown.show(len(self.table.records), self._progress(), self._deadline.end - now)
-                try:
-                    self.pool.poll(max(min(self._deadline.end, shown.due) - now, 0.0))
-                except OutOfFilesError as error:
-                    raise self._too_few_files(error) from None
+                self._poll(max(min(self._deadline.end, shown.due) - now, 0.0))
         finally:
             shown.close()
+
+    def _poll(self, limit: float) -> None:
+        try:
+            self.pool.poll(limit)
+        except OutOfFilesError as error:
+            raise self._too_few_files(error) from None
 
     def _progress(self) -> str:
         table = self.table

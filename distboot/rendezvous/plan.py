@@ -91,6 +91,7 @@ def plan_of(
     max_restarts: int = 0,
     earlier: tuple[EarlierAgent, ...] = (),  # of the round before
     ending: float = 0.0,  # seconds for rank 0's agent to end its ranks of that round
+    delay: float = 0.0,  # seconds before this round, also if all ranks are there
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port, and why this rank cannot take part."""
     problem = problem or _problem_of(environ)
@@ -125,6 +126,7 @@ def plan_of(
         join_timeout=join_timeout,
         earlier=earlier,
         ending=ending,
+        delay=delay,
         programs=LAUNCHERS[placement.launcher].programs,
         unbind=LAUNCHERS[placement.launcher].unbind,
         name=placement.job_id or "",

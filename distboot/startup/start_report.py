@@ -47,12 +47,15 @@ class StartReport:
         return error
 
     @contextmanager
-    def despite_signals(self) -> Iterator[None]:
+    def despite_signals(self, *, is_printed: bool = False) -> Iterator[None]:
         """Delay a signal that would end this process to the end of the block, which may report it.
 
-        In the block it is a `SystemExit`, as in process 1 of a container.
+        In the block it is a `SystemExit`, as in process 1 of a container. Without a report there is
+        nothing to delay it for, unless the block prints it.
         """
-        handled = self._signals_to_handle()
+        handled = []
+        if self._path is not None or is_printed:
+            handled = self._signals_to_handle()
         received: list[int] = []
 
         def exit_later(number: int, _: object) -> None:
@@ -74,8 +77,8 @@ class StartReport:
                 os.kill(os.getpid(), received[0])
 
     def _signals_to_handle(self) -> list[int]:
-        """Those that end this process, if there is a report. Only the main thread handles any."""
-        if self._path is None or threading.current_thread() is not threading.main_thread():
+        """Those that end this process. Only the main thread handles any."""
+        if threading.current_thread() is not threading.main_thread():
             return []
         found: list[int] = []
         for number in FROM_OUTSIDE:

@@ -152,6 +152,39 @@ def test_signal_between_rounds_leaves_the_wrapper_running(start: Start) -> None:
     assert f"rank 0 on {os.uname().nodename}: {said}" in job.output(0)
 
 
+_STOPPED = (
+    f"rank 0 on {os.uname().nodename}: stopped by an external SIGTERM before all ranks had joined"
+)
+
+
+def between_rounds(start: Start, **env: str) -> Job:
+    """A job of two ranks that waits for its second round."""
+    job = start(_SCRIPT % "sys.exit(3)", 2, **_ENV, **env, DISTBOOT_RESTART_DELAY="600")
+    job.all_ready()
+    job.touch("fail")
+    until(lambda: "restart 1 of 2: " in job.output(0))
+    return job
+
+
+def test_job_is_stopped_between_rounds(start: Start) -> None:
+    job = between_rounds(start, DISTBOOT_REPORT="")
+    job.processes[0].terminate()
+    assert job.processes[0].wait(10) == -signal.SIGTERM
+    assert _STOPPED in job.output(0)
+
+
+def test_report_knows_stop_between_rounds(start: Start) -> None:
+    job = between_rounds(start)
+    journal = job.folder / "report.jsonl"
+    until(lambda: journal.read_text().count('"rendezvous_started"') == 2)
+    job.processes[0].terminate()
+    assert job.processes[0].wait(10) == -signal.SIGTERM
+    assert _STOPPED in job.output(0)
+    report = job.report()
+    assert report["outcome"] == "stopped"
+    assert [each["ranks"] for each in report["failed_rounds"]] == [[1]]
+
+
 def test_job_asked_to_end_is_not_restarted(start: Start) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + _SCRIPT % ""
     job = start(script, **_ENV)
