@@ -70,6 +70,7 @@ class _Node:
     seen: NodeSeen | None = None
     at: Probeable | None = None
     probes: list[Probed] = field(default_factory=list)  # of the link to the next node
+    has_left: bool = False  # its agent, as its command has ended
 
 
 _probes = attrgetter("probes")
@@ -127,6 +128,7 @@ class CheckService(Service):
         node = self._by_rank.get(member.rank)
         if node is not None:
             node.at = None
+            node.has_left = True
             self._unsettled.discard(node.number)
             self._unseen.discard(node.number)
             self._probing.discard(node.number)
@@ -211,11 +213,15 @@ class CheckService(Service):
         return (node.number + 1) % len(self._nodes)
 
     def _links(self) -> list[Link]:
+        """The links that were probed, between nodes that are still there."""
         links = []
         for node in filter(_probes, self._nodes):
+            neighbor = self._nodes[self._after(node)]
+            if node.has_left or neighbor.has_left:
+                continue
             link = Link(
                 node.number,
-                self._after(node),
+                neighbor.number,
                 node.probes,
             )
             links.append(link)
@@ -319,7 +325,7 @@ class CheckService(Service):
             return
         cause = from_check(
             self._nodes[node].rank,
-            lines,
+            lines[:_MOST_PRINTED],
             CODES["node-check"][0],
         )
         conclusion = Conclude(

@@ -59,6 +59,7 @@ _TIMEOUT = re.compile(
 )
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
+_LONGEST_REST = _LONGEST_TEXT - LONGEST_HEADLINE - 40  # and how many lines more there were
 
 
 @dataclass(slots=True, eq=False)
@@ -244,11 +245,10 @@ def from_exit(
     if end.is_secondary:
         begin += ", because a peer disconnected"
     headline = _headline(f"{begin}: ", end.failure_text, member, end.place)
-    excerpt = shown("\n".join(end.excerpt()))
     return RootCause(
         ranks=(member.rank,),
         is_failure=True,
-        text=headline + excerpt,
+        text=headline + _rest(end.excerpt()),
         delay=delay,
         exit_code=end.code_of_job,
     )
@@ -289,11 +289,10 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
 def from_check(rank: int, findings: Sequence[str], exit_code: int) -> RootCause:
     """A node has failed the check of all nodes; `findings` begin with the name of the host."""
     headline = fitting(f"the check before the start failed: {findings[0]}")
-    more = shown("\n".join(findings[1:]))
     return RootCause(
         ranks=(rank,),
         is_failure=True,
-        text=headline + more,
+        text=headline + _rest(findings[1:]),
         exit_code=exit_code,
     )
 
@@ -303,11 +302,10 @@ def from_late(ranks: Sequence[int], text: str, stacks: Sequence[str] = ()) -> Ro
     rest = ""
     if len(text) > LONGEST_HEADLINE:
         text, _, rest = text.partition("; ")
-    lines = shown("\n".join([rest, *stacks]))
     return RootCause(
         ranks=tuple(ranks),
         is_failure=True,
-        text=fitting(text) + lines,
+        text=fitting(text) + _rest([rest, *stacks]),
     )
 
 
@@ -319,7 +317,7 @@ def from_late_failure(
     begin = f"; then rank {failed} failed: "
     begin = fitting(held_up, LONGEST_HEADLINE - len(begin) - _ENOUGH) + begin
     headline = begin + fitting(timeout_text(end), LONGEST_HEADLINE - len(begin))
-    lines = shown(f"{rest}\nrank {failed}: {end.failure_text()}")
+    lines = _rest([rest, f"rank {failed}: {end.failure_text()}"])
     return RootCause(
         ranks=tuple(ranks),
         is_failure=True,
@@ -382,6 +380,18 @@ def _headline(
     begin = fitting(begin, LONGEST_HEADLINE - _LEAST - len(end))
     room = LONGEST_HEADLINE - len(begin) - len(end)
     return begin + what(room) + end
+
+
+def _rest(texts: Sequence[str]) -> str:
+    """The lines below a headline, as many as a message may carry."""
+    lines = "\n".join(texts).splitlines()
+    found = ""
+    for number, line in enumerate(lines):
+        line_shown = shown(line)
+        if len(found) + len(line_shown) > _LONGEST_REST:
+            return found + shown(f"… {len(lines) - number} more lines")
+        found += line_shown
+    return found
 
 
 def _where(host: str, place: str, node: str) -> str:

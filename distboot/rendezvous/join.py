@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 _HINT_AT_DUPLICATE = (
-    "look for a second copy of the job; "
+    "look for a second copy of the job, or wait until one that was stopped has ended; "
     "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
 )
 # Seconds for what has this port, or this address, to answer that it is rank 0 of this very job
@@ -186,7 +186,7 @@ class Joined:
         self._call_rank_0(LOOPBACK, port)
         if isinstance(reason, PortInUseByThisJob):  # it does not answer: it has met its ranks
             text = (
-                "rank 0 of this very job is on this host already, "
+                "rank 0 of this very job is on this host already, or is still ending, "
                 f"and its ranks have met at port {port}"
             )
             raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE) from None

@@ -23,8 +23,10 @@ from distboot.host import amd_gpu, environment, node_state, nvidia_smi
 from distboot.host.device import Device
 from distboot.job.effects import Blame, Reply, Tell
 from distboot.job.messages import NodeSeen, Probe, Probeable, Probed
+from distboot.job.root_cause import RootCause
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.messages import Failed, Go, Ready
+from distboot.rendezvous.protocol import decode, encode
 from distboot.report.all_reduce import all_reduce_of
 from distboot.tools.tournament import rounds_of_pairs
 
@@ -282,6 +284,30 @@ def test_rank_that_ends_meanwhile_fails_the_start() -> None:
     job.take(0, Ready())
     job._apply(job.job.left(1, job.now))
     assert [type(reply) for reply in job.replies] == [Reply, Reply]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_links_of_a_node_that_ends_meanwhile_are_not_named(number: int) -> None:
+    reset = Probed(0, problem="Connection reset by peer")
+    job = Checked(nodes=4, mode="stop")
+    job.facts.is_starting = False
+    job.see()
+    job.answer(**{f"node_{number - 1}": reset})
+    job._apply(job.job.left(number, job.now))
+    job.wait(3)
+    assert job.findings == []
+    assert job.blamed == []
+    assert job.replies == []
+
+
+def test_stop_names_as_many_findings_as_a_message_carries() -> None:
+    job = Checked(nodes=300, mode="stop")
+    job.facts.is_starting = False
+    broken = NodeSeen(problems=tuple("accelerator is used by another process " * 2 for _ in range(8)))
+    job.see(**{f"node_{number}": broken for number in range(300)})
+    job.answer()
+    (told,) = [reply for reply in job.replies if isinstance(reply, Tell)]
+    assert decode(encode(told.cause), RootCause) == told.cause
 
 
 def test_stop_ends_the_start_on_all_ranks() -> None:

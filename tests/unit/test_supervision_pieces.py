@@ -35,7 +35,7 @@ from distboot.job.messages import (
     Exiting,
     Terminating,
 )
-from distboot.job.root_cause import RankState, RootCause, from_exit
+from distboot.job.root_cause import RankState, RootCause, from_exit, from_late
 from distboot.rendezvous.messages import (
     Detach,
     Go,
@@ -50,6 +50,16 @@ from distboot.rendezvous.protocol import (
     decode,
     encode,
 )
+
+
+def test_hang_with_many_stacks_can_be_sent() -> None:
+    stacks = [f"rank {number}: step (train.py:{number}) {'x' * 200}" for number in range(200)]
+    cause = from_late([1], "rank 1 has held up the job for 600 s", stacks)
+    assert decode(encode(cause), RootCause) == cause
+    first = cause.text.splitlines()
+    assert first[0] == "rank 1 has held up the job for 600 s"
+    assert "rank 0: step (train.py:0)" in first[1]
+    assert first[-1] == f"  | … {200 - (len(first) - 2)} more lines"
 
 
 @contextmanager
