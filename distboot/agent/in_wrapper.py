@@ -17,7 +17,7 @@ from ..base.process import Process
 from ..base.settings import SupervisionSettings
 from ..base.threads import start_without_signals
 from ..job.exit_status import ExitStatus, shown
-from ..job.messages import Phases, Register
+from ..job.messages import Phases, Register, Terminating
 from ..rendezvous.events import COMMAND
 from ..rendezvous.membership import EarlierAgent
 from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .restarts import Restarts
 
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
+_TELLING = 1.0  # seconds for all ranks to hear that no round follows
 
 
 class WrapperAgent:
@@ -147,8 +148,7 @@ class WrapperAgent:
     def asked(self, number: int) -> None:
         """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
         self._is_asked = True
-        if number == signal.SIGTERM:
-            self._calls.put(self._stopping)
+        self._calls.put(partial(self._stopping, number))
 
     def holds_term(self, rank: int) -> bool:
         """Whether `ctx.preempted` tells the script of a rank to stop, in place of SIGTERM."""
@@ -193,7 +193,20 @@ class WrapperAgent:
 
     def hurry(self) -> None:
         """The wrapper was asked to end, although the other ranks have not."""
-        self._calls.put(lambda _: self._shell.hurry())
+        self._calls.put(self._hurry)
+
+    def _hurry(self, now: float) -> None:
+        delay = 0.0
+        if self.may_restart:
+            delay = _TELLING
+        self._agent.loop.call_at(now + delay, self._end_without_others)
+
+    def _end_without_others(self) -> None:
+        cause = self._shell.root_cause
+        is_stopped = cause is not None and not cause.is_failure
+        # The other ranks end by themselves, too, if they may: each where all agree
+        if not (self.may_restart and is_stopped):
+            self._shell.hurry()
 
     def final(self, codes: Mapping[int, int]) -> int:
         """The exit code of the wrapper, for those of its children, in the order of their ends."""
@@ -278,9 +291,14 @@ class WrapperAgent:
         text = shown("\n".join(lines))
         self._shell.say(f"where all ranks are:{text}", event="stacks")
 
-    def _stopping(self, now: float) -> None:
-        for child in self._children.values():
-            child.terminating(now, of_wrapper=True)
+    def _stopping(self, number: int, now: float) -> None:
+        """Tell all ranks that a signal asks this wrapper to stop."""
+        if number == signal.SIGTERM:
+            for child in self._children.values():
+                child.terminating(now, of_wrapper=True)
+        is_told = any(child.stopping.external_signal for child in self._children.values())
+        if self.may_restart and not is_told:  # another round may follow, or does
+            self._shell.take(self.ranks[0], Terminating(number, of_wrapper=True), now)
 
     def _begin(self, pids: Mapping[int, int], now: float, *, shares_keys: bool) -> None:
         self._shell.own.shares_keys = shares_keys

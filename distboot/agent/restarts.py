@@ -14,7 +14,7 @@ from ..base.process import MPI_LIBRARY, has_loaded
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
-from ..job.restarts import RestartPolicy, failed_round
+from ..job.restarts import STOPPED, RestartPolicy, failed_round
 from ..job.root_cause import RootCause
 
 TYPE_CHECKING = False
@@ -143,6 +143,9 @@ class Restarts:
                 seconds=round(now - self._start, 3),
             )
             self.rounds.append(failed)
+        elif is_asked and not self._refusal:  # since then
+            self._refusal = STOPPED
+            text = f"no restart: {self._refusal}"
         return replace(cause, restarts=not self._refusal), text
 
     def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:

@@ -81,6 +81,7 @@ class Shell:
         self._has_left = False
         self._is_hurried = False
         self._has_announced = False  # whether it was printed why the job ends
+        self._has_told_platform = False  # that the job has failed
 
     def use(self, connections: Connections) -> None:
         """The connections of this agent, with its job."""
@@ -219,11 +220,17 @@ class Shell:
             execute(message, now)
 
     def stop(self, effect: of_job.Stop, now: float) -> None:
-        """Stop our own ranks, and print why, once."""
+        """Stop our own ranks, and print why, once; tell the platform of a job that fails."""
         self.own.stop(effect.cause, now)
         if not self._has_announced:
             self._has_announced = True
             self._announce(effect)
+        ends_in_failure = effect.cause.is_failure and not effect.cause.restarts
+        if ends_in_failure and not self._has_told_platform:
+            from . import platform_log  # here, as most jobs end well
+
+            self._has_told_platform = True
+            platform_log.write(effect.cause.text, replaces=True)
 
     def _announce(self, effect: of_job.Stop) -> None:
         cause = effect.cause
@@ -235,10 +242,6 @@ class Shell:
                 ranks=cause.ranks,
                 is_failure=cause.is_failure,
             )
-        if cause.is_failure and not cause.restarts:
-            from . import platform_log  # here, as most jobs end well
-
-            platform_log.write(cause.text, replaces=True)
 
     def _print(self, effect: of_job.Say, _: float) -> None:
         if not effect.topic or self.claim(effect.topic):

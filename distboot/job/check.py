@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import filterfalse
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -73,7 +74,7 @@ class _Node:
     has_left: bool = False  # its agent, as its command has ended
 
 
-_probes = attrgetter("probes")
+_problem = attrgetter("problem")
 
 
 class CheckService(Service):
@@ -213,18 +214,15 @@ class CheckService(Service):
         return (node.number + 1) % len(self._nodes)
 
     def _links(self) -> list[Link]:
-        """The links that were probed, between nodes that are still there."""
+        """The links that were probed; that a node has left is no problem of its link."""
         links = []
-        for node in filter(_probes, self._nodes):
+        for node in self._nodes:
             neighbor = self._nodes[self._after(node)]
+            probes = node.probes
             if node.has_left or neighbor.has_left:
-                continue
-            link = Link(
-                node.number,
-                neighbor.number,
-                node.probes,
-            )
-            links.append(link)
+                probes = list(filterfalse(_problem, probes))
+            if probes:
+                links.append(Link(node.number, neighbor.number, probes))
         return links
 
     @cached_property

@@ -82,7 +82,8 @@ class Facts:
     is_starting: bool = False
     is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
     is_served: bool = False  # whether the other ranks only serve rank 0, and end with it
-    was_stopped: bool = False  # whether a signal asks one of our own ranks to stop
+    # Whether a signal asks one of our own ranks to stop; or any, while another round was to follow
+    was_stopped: bool = False
     restarts: RestartDecision | None = None  # on rank 0, where another round may follow
     cause: RootCause | None = None  # why the job ends, once that is known
     # Nodes that have failed the check before this round: what follows there is not the script's

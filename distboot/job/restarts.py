@@ -30,6 +30,7 @@ _STAYS = {
     126: "a command that cannot be run",
     127: "no such command",
 }
+STOPPED = "the job was asked to stop"
 _MPI = "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
 _CODE = re.compile(r"error\[([a-z-]+)\]")
 
@@ -87,7 +88,7 @@ class RestartPolicy:
         code, what = _exit_code_of(end)
         is_stopped = is_asked or not cause.is_failure
         return first_that_holds(
-            (is_stopped, "the job was asked to stop"),
+            (is_stopped, STOPPED),
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),

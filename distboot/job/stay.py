@@ -58,7 +58,9 @@ def _of_cause(facts: Facts, link: Rank0Link, cause: RootCause | None) -> float:
     ended = facts.ends.ended_at
     is_told = not facts.is_held or not cause.is_failure
     return first_that_holds(
-        (_is_done(facts) or cause.restarts, ended),
+        # Rank 0 leaves once all ranks have ended, and until then another round may be called off
+        (cause.restarts and link.is_cut_off, link.gone_at),
+        (_is_done(facts) and not cause.restarts, ended),
         # One that failed first has to be seen first
         (is_told and _is_secondary(facts), max(ended, facts.ends.release_at)),
         (is_told, max(ended, facts.ends.concluded_at)),

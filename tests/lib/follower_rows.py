@@ -12,6 +12,7 @@ The agent has rank 2 of four ranks on two nodes; rank 0 is on the other node. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ CODE_3 = ExitStatus(code=3, when=1.0)
 BUG = raised("ValueError: boom", "train.py:7", when=1.0)
 OF_A_PEER = raised("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456")
 OTHER_FAILED = Abort(RootCause((3,), True, "rank 3 failed first: exit code 3"))
+OTHER_FAILED_ONCE = Abort(replace(OTHER_FAILED.root_cause, restarts=True))
 OWN_FAILED = Abort(RootCause((RANK,), True, "rank 2 failed first: exit code 3"))
 NO_DRIVER = Failed(("device-failed", "no driver", ""))
 UNREACHABLE = "gave no answer for 15 s, though its host answers (a firewall?)"
@@ -306,6 +308,12 @@ STAYS = {
     ),
     "a wrapper of the first one, whose rank 0 is gone": Stay(
         [From0(OWN_FAILED), Own(_FAILED), Lost()], 0.0, is_held=True
+    ),
+    "another round may be called off": Stay(
+        [From0(OTHER_FAILED_ONCE), Own(_FAILED)], GRACE + 3.0, is_held=True, may_restart=True
+    ),
+    "another round follows, as rank 0 has left": Stay(
+        [From0(OTHER_FAILED_ONCE), Own(_FAILED), Lost()], 0.0, is_held=True, may_restart=True
     ),
     "a wrapper whose rank 0 is gone": Stay(
         [From0(OTHER_FAILED), Own(_FAILED), Lost()], 0.15, is_held=True

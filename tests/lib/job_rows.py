@@ -46,7 +46,7 @@ from distboot.job.first_failure import GATHERING
 from distboot.job.job import Job
 from distboot.job.keys import GONE, Keys
 from distboot.job.messages import KINDS, Failing, Register, StopAt
-from distboot.job.restarts import RestartPolicy
+from distboot.job.restarts import STOPPED, RestartPolicy
 from distboot.job.root_cause import RankState, RootCause, ranks_of
 from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
@@ -214,6 +214,9 @@ class Rounds:
                 self._refusal = "the launcher of rank 0 is gone"
             if self._refusal and cause.is_failure:
                 text = f"no restart: {self._refusal}"
+        elif is_asked and not self._refusal:
+            self._refusal = STOPPED
+            text = f"no restart: {self._refusal}"
         return replace(cause, restarts=not self._refusal), text
 
 

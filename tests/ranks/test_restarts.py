@@ -208,6 +208,44 @@ def test_waiting_agent_asked_to_end_does_so(
     assert [number for number, _ in rounds(job, 0)] == [0]
 
 
+_CALLED_OFF = "no restart: the job was asked to stop"
+_SAVES = """
+def save(*_):
+    Path("saving").touch()
+    until("saved")
+    sys.exit(0)
+if rank == 0: signal.signal(signal.SIGTERM, save)
+"""
+
+
+def test_stop_while_a_round_ends_calls_off_the_next(start: Start) -> None:
+    job = start(_SAVES + _SCRIPT % KILL, 2, **_ENV)
+    job.all_ready()
+    job.touch("fail")
+    until((job.folder / "saving").exists)
+    job.processes[0].terminate()
+    until(lambda: _CALLED_OFF in job.output(0))
+    job.touch("saved")
+    assert job.codes() == [137, 137]
+    assert "summary: 2 ranks on 1 node" in job.output(0)
+    assert "error[" not in job.output(1)
+    assert [number for number, _ in rounds(job, 0)] == [0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stop_of_a_wrapper_that_has_ended_reaches_all(start: Start, rank: int) -> None:
+    script = _SCRIPT.replace('    until("end")', f'    if rank != {rank}: until("end")')
+    job = start(script % KILL, 2, **{**_ENV, "CULPRIT": "9"})
+    last = job.pid(rank)
+    until(lambda: not Path(f"/proc/{last}").exists())
+    job.processes[rank].terminate()
+    codes = [143, 143]
+    codes[rank] = 0
+    assert job.codes() == codes
+    said = f"stopped by an external SIGTERM: the wrapper of rank {rank} got it"
+    assert said in job.summary()
+
+
 def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
     job = start(
         _SCRIPT.replace('    until("end")', '    if rank != 2: until("end")') % KILL, **_ENV

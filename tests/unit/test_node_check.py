@@ -303,7 +303,9 @@ def test_links_of_a_node_that_ends_meanwhile_are_not_named(number: int) -> None:
 def test_stop_names_as_many_findings_as_a_message_carries() -> None:
     job = Checked(nodes=300, mode="stop")
     job.facts.is_starting = False
-    broken = NodeSeen(problems=tuple("accelerator is used by another process " * 2 for _ in range(8)))
+    broken = NodeSeen(
+        problems=tuple("accelerator is used by another process " * 2 for _ in range(8))
+    )
     job.see(**{f"node_{number}": broken for number in range(300)})
     job.answer()
     (told,) = [reply for reply in job.replies if isinstance(reply, Tell)]
