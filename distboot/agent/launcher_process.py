@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.process import proc_stat
+from ..base.process import proc_stat, program_of
 from ..base.text import escape_control, log_line
 from ..base.threads import start_without_signals
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _STATE = 0
 _PARENT = 1
 _START_TIME = 19
-_LONGEST_NAME = 15  # bytes of a name in comm, proc_pid_comm(5)
 _MOST_ABOVE = 64  # processes
 
 
@@ -130,9 +129,9 @@ def find(pid: int, programs: Sequence[str]) -> LauncherProcess | None:
         if above is None:  # it has ended just now
             return None
         process, parent = above
-        name = _program(process.pid, programs)
-        if name is not None:
-            found = LauncherProcess(name, process, between)
+        program = program_of(process.pid, programs)
+        if program is not None:
+            found = LauncherProcess(program.name, process, between)
             # If it has ended in between, its descriptor may be that of another process
             if process.runs():
                 return found
@@ -156,37 +155,3 @@ def end_if_left(who: str | None, programs: Sequence[str]) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     start_without_signals("distboot-launcher", wait)
-
-
-def _program(pid: int, programs: Sequence[str]) -> str | None:
-    """Which of these programs a process runs: a binary, a script, or a module of Python."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            short = file.read().rstrip("\n")
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-            words = file.read().split("\0")
-    except OSError:
-        return None
-    names = _names(words)
-    for program in programs:
-        name = program[:_LONGEST_NAME]
-        if short == name or program in names:
-            return program
-    return None
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    """The program of a command line; if that is Python, its script or module."""
-    program = os.path.basename(words[0])
-    if not program.startswith("python"):
-        return [program]
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "-m":
-            module = next(rest, "")
-            return [module]
-        is_option = word.startswith("-")
-        if not is_option:
-            script = os.path.basename(word)
-            return [script]
-    return []

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from .patterns import pattern
 
@@ -30,9 +32,11 @@ _INFO = struct.Struct("QQ11Ii")
 _INFO_EXIT = 1 << 3
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 # proc_pid_stat(5), counted from the state, which is the third field.
+_PARENT = 1
 _START_CODE = 23
 _START_TIME = 19  # in clock ticks after boot
 _EXIT_CODE = 49
+_LONGEST_NAME = 15  # bytes of a name in comm, proc_pid_comm(5)
 # Where its code starts, if this process may not read that, or if it has ended. Then its exit code,
 # too, reads as 0.
 _HIDDEN: tuple[list[str], ...] = ([], ["0"], ["1"])
@@ -100,6 +104,70 @@ def started(process: object = "self") -> float | None:
     if not fields:
         return None
     return int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+
+
+class Program(NamedTuple):
+    """What a process runs."""
+
+    pid: int
+    name: str  # one of those that were looked for
+    words: Sequence[str]  # of its command line
+
+    def option(self, name: str) -> str | None:
+        """The value of an option, which is the next word; None: it is not there."""
+        words = iter(self.words)
+        for word in words:
+            if word == name:
+                return next(words, None)
+        return None
+
+
+def program_of(pid: int, programs: Sequence[str]) -> Program | None:
+    """Which of these programs a process runs; None: none of them, or that cannot be seen."""
+    short = _read(f"{pid}/comm").rstrip("\n")
+    words = _read(f"{pid}/cmdline").split("\0")
+    names = _names(words)
+    for program in programs:
+        name = program[:_LONGEST_NAME]
+        if short == name or program in names:
+            return Program(pid, program, words)
+    return None
+
+
+def program_above(programs: Sequence[str]) -> Program | None:
+    """The nearest process above this one that runs one of these programs."""
+    for pid in _above():
+        found = program_of(pid, programs)
+        if found is not None:
+            return found
+    return None
+
+
+def _above() -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        stat = proc_stat(pid)
+        if len(stat) <= _PARENT:  # it has ended just now, or cannot be seen
+            return
+        pid = int(stat[_PARENT])
+
+
+def _names(words: Sequence[str]) -> list[str]:
+    """The program of a command line; if that is Python, its script or module."""
+    program = os.path.basename(words[0])
+    if not program.startswith("python"):
+        return [program]
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            module = next(rest, "")
+            return [module]
+        is_option = word.startswith("-")
+        if not is_option:
+            script = os.path.basename(word)
+            return [script]
+    return []
 
 
 def ends_at(process: int, number: int) -> bool:

@@ -26,6 +26,7 @@ from .parse import (
 )
 from .placement import (
     FIELDS,
+    JOB_IDS_OF_PLATFORMS,
     NO_LAUNCHER,
     NUMBERS,
     Placement,
@@ -332,8 +333,9 @@ class EnvReader:
 
     def _take_platforms_address(self, platform: Platform) -> None:
         is_silenced = self.environ.get(platform.silenced_by) == "true"
-        is_single = self.number("world_size") == 1
-        if is_silenced or is_single:
+        # The address is that of the platform's node 0, where a job of one node need not be
+        is_on_one_node = self.number("num_nodes") == 1 or self.number("world_size") == 1
+        if is_silenced or is_on_one_node:
             return
         reader: Callable[[str], Any] = parse_address
         if platform.lists_hosts:
@@ -358,13 +360,18 @@ class EnvReader:
             port = self.parsed(name, parse_port)
             self._record("master_port", port, name)
             return
-        seed = self.port_seed
+        seeds = []
         job_id = self._values["job_id"]
         if job_id is not None:
-            seed = (job_id, self._sources["job_id"])
-        if seed is None:
+            seeds.append((job_id, self._sources["job_id"]))
+        # An allocation has one id, and may have several jobs
+        is_of_job = job_id is not None and seeds[0][1] not in JOB_IDS_OF_PLATFORMS
+        if self.port_seed is not None and not is_of_job:
+            seeds.append(self.port_seed)
+        if not seeds:
             return
-        text, source = seed
+        text = ":".join(text for text, _ in seeds)
+        source = " and ".join(source for _, source in seeds)
         port = derived_port(text)
         self._record("master_port", port, f"derived from {source}")
 

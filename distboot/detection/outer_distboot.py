@@ -13,11 +13,8 @@ from . import inherited
 from .inherited import InheritedEnv
 from .launchers import Launcher
 from .order import present
-from .placement import PLATFORMS, Placement
+from .placement import JOB_IDS_OF_PLATFORMS, Placement
 from .readings import Environment, claimed_whole
-
-# What names the job of a whole platform, whichever launcher has started a process in it.
-_JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job_id_variables}
 
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
@@ -36,7 +33,7 @@ def _traces(placements: Mapping[str, Placement]) -> dict[str, str]:
         place = f"{placement.launcher}:{placement.rank}:{placement.world_size}"
         identity = inherited.digest(place)
         source = placement.sources.get("job_id")
-        if source not in _JOB_IDS_OF_PLATFORMS:
+        if source not in JOB_IDS_OF_PLATFORMS:
             identity += inherited.digest(placement.job_id)
         found[name] = identity
     return found

@@ -200,7 +200,8 @@ PLATFORMS = (
         name="lsf",
         title="an LSF job",
         markers=("LSB_JOBID",),
-        job_id_variables=("LSB_JOBID",),
+        # LSB_BATCH_JID="42[2]" in an array, whose elements have one LSB_JOBID
+        job_id_variables=("LSB_BATCH_JID", "LSB_JOBID"),
         source="IBM Spectrum LSF, 'Environment variables set for job execution'",
         notes_without_launcher={
             "LSB_JOBID": (
@@ -230,6 +231,8 @@ PLATFORMS = (
 )
 
 
+# What names an allocation or a run, whichever launcher has started a process in it, and however often
+JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job_id_variables}
 _BY_MARKER = {marker: platform for platform in PLATFORMS for marker in platform.markers}
 
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
-from ..base.process import proc_stat, started
+from ..base.process import program_above, started
 from ..base.settings import heartbeat_timeout, share_env_setting
 from ..base.version import __version__
 from ..detection import inherited
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.order import LAUNCHERS
-from ..detection.placement import LEFT_OPEN, Placement
+from ..detection.placement import JOB_IDS_OF_PLATFORMS, LEFT_OPEN, Placement
 from ..host import (
     FRAMEWORK,
     accelerators,
@@ -254,38 +254,44 @@ def _size(placement: Placement, environ: Mapping[str, str]) -> str:
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:
     """A digest that other jobs do not have. With the port: torchrun's job id is often "none"."""
     words: list[object] = [placement.job_id, placement.master_port]
-    # On one node all ranks have inherited the same environment, from the same process.
-    if placement.num_nodes == 1:
-        words += _words_of_process_above(placement, environ)
+    words += _words_of_outer_job(placement, environ)
+    words += _words_of_program_above(placement)
     return inherited.digest(":".join(map(str, words)))
 
 
-def _words_of_process_above(
-    placement: Placement,
-    environ: Mapping[str, str],
-) -> list[object]:
-    """What differs between jobs that start out with the same environment; empty: nothing does."""
+def _words_of_outer_job(placement: Placement, environ: Mapping[str, str]) -> list[object]:
+    """What differs between jobs that the processes of an outer job have started; empty: none has.
+
+    On one node all ranks have inherited the same environment, from the same process.
+    """
     _, outer = inherited.restored(environ)
     outer_launcher = outer.fields.get("launcher", placement.launcher)
-    if outer.launches or outer_launcher != placement.launcher:
-        # Each process of an outer job may have started one
+    is_inner = outer.launches or outer_launcher != placement.launcher
+    if placement.num_nodes == 1 and is_inner:
         return [environ[inherited.VARIABLE]]
-    launcher = LAUNCHERS[placement.launcher]
-    if launcher.same_port_for_all_jobs and placement.job_id is None:
-        return [_ancestor(launcher.programs[0])]
     return []
 
 
-def _ancestor(module: str) -> int | None:
-    """The process above this one that runs a module; None: none does, or it is not visible."""
-    pid = os.getppid()
-    with suppress(OSError, ValueError, IndexError):
-        while pid > 1:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if module.encode() in file.read().split(b"\0"):
-                    return pid
-            pid = int(proc_stat(pid)[1])
-    return None
+def _words_of_program_above(placement: Placement) -> list[object]:
+    """What differs between jobs that start out with the same environment; empty: nothing does.
+
+    The launcher has given no id: an allocation, in which several jobs may run, has the same for
+    all.
+    """
+    launcher = LAUNCHERS[placement.launcher]
+    has_own_id = placement.sources.get("job_id") not in (None, *JOB_IDS_OF_PLATFORMS)
+    tells_jobs_apart = launcher.job_option or launcher.same_port_for_all_jobs
+    if has_own_id or not tells_jobs_apart:
+        return []
+    program = program_above(launcher.programs)
+    if program is None:  # in a container of its own
+        return []
+    value = program.option(launcher.job_option)
+    if value is not None:
+        return [value]
+    if placement.num_nodes == 1:  # all ranks are below this very process
+        return [program.pid]
+    return []
 
 
 def environment_facts(

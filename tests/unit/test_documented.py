@@ -12,6 +12,7 @@ from documented import (
     SAGEMAKER,
     TRAINJOB,
     VOLCANO,
+    tf_config,
 )
 from inside import DERIVED_PORTS, INNERMOST_FIRST, LAUNCHERS, sample_of
 
@@ -26,6 +27,30 @@ _ENOUGH |= {"torch": ("RANK", "WORLD_SIZE"), "slurm": ("SLURM_PROCID", "SLURM_NT
 def test_rank_and_size_are_enough(launcher: str) -> None:
     placement = detect(dict(zip(map(str, _ENOUGH[launcher]), "34", strict=True)))
     assert placement[:10] == (launcher, None, 3, 4, None, None, None, None, None, None)
+
+
+# What differs between two jobs that may run at once in one allocation
+_JOBS_AT_ONCE = {
+    "jsrun": (JSRUN, {"PMIX_NAMESPACE": "1"}, {"PMIX_NAMESPACE": "2"}),
+    "elements of an array": (
+        {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PMI_RANK": "0", "PMI_SIZE": "2"},
+        {"LSB_JOBID": "42", "LSB_BATCH_JID": "42[1]"},
+        {"LSB_JOBID": "42", "LSB_BATCH_JID": "42[2]"},
+    ),
+    "servers of TF_CONFIG": (
+        {"SLURM_JOB_ID": "77"},
+        tf_config("worker", 0, worker=["a:2222", "a:2223"]),
+        tf_config("worker", 0, worker=["a:3222", "a:3223"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _JOBS_AT_ONCE)
+def test_jobs_of_one_allocation_have_their_own_ports(what: str) -> None:
+    environ, first, second = _JOBS_AT_ONCE[what]
+    ports = [detect({**environ, **own}).master_port for own in (first, second)]
+    assert None not in ports
+    assert ports[0] != ports[1]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ class Launcher(NamedTuple):
     serves_master_port: bool = False  # whether an agent of its own listens at MASTER_PORT
     told_ranks_per_node: bool = False  # whether the user tells it how many ranks each node has
     same_port_for_all_jobs: bool = False  # whether MASTER_PORT does not tell its jobs apart
+    # Of its program on each node, the option that tells its jobs apart, where no variable does; the
+    # same on all nodes
+    job_option: str = ""
     command: str = ""  # what people start it with, if that is not its name
     start_several: str = "start {} processes"  # how to start so many processes
     # How a variable reaches every process of a job, with NAME and VALUE in it

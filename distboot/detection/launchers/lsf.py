@@ -5,11 +5,22 @@ jsrun sets Open MPI's variables, too, for Spectrum MPI. A plain `bsub` job is no
 
 from __future__ import annotations
 
+from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from . import Launcher
 
 _RANK = "JSM_NAMESPACE_RANK"
 _SIZE = "JSM_NAMESPACE_SIZE"
+
+
+def _read(reader: EnvReader) -> None:
+    """A job of LSF may have several job steps: JSM serves PMIx, in which each is a namespace."""
+    name = reader.first("LSB_BATCH_JID", "LSB_JOBID")
+    job = reader.environ.get(name)
+    step = reader.environ.get("PMIX_NAMESPACE")
+    if job and step:
+        reader.put(f"{name} and PMIX_NAMESPACE", job_id=f"{job}.{step}")
+
 
 LSF = Launcher(
     name="lsf",
@@ -25,7 +36,7 @@ LSF = Launcher(
     markers=(_RANK, _SIZE),
     numbers=(_RANK, _SIZE, "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
     same={"OMPI_COMM_WORLD_RANK": _RANK, "OMPI_COMM_WORLD_SIZE": _SIZE},
-    job_id=("LSB_JOBID",),
+    more=_read,
     optional=("JSM_NAMESPACE_LOCAL_SIZE",),
     nodes_are_hosts=True,
     uses_daemons=True,

@@ -43,6 +43,7 @@ MPICH = Launcher(
     uses_daemons=True,
     of_one_process="MPI_LOCAL(RANKID|NRANKS)$",
     programs=("hydra_pmi_proxy", "hydra_bstrap_proxy"),  # one on each host
+    job_option="--control-port",  # hydra_pmi_proxy --control-port node-0:35143 --rmk user …
     mpi="yes",
     read_by=("horovod", "jax"),
     unbind="mpiexec -bind-to none",

@@ -34,6 +34,7 @@ PMI = Launcher(
     left_over=(LeftOver("PMI_ID", "an MPI launcher that serves PMI at a port", in_shell=True),),
     of_one_process="PMI_(RANK|SIZE|FD|PORT|ID|JOBID|SPAWNED|LOCAL_)",
     programs=("hydra_pmi_proxy", "hydra_bstrap_proxy", "slurmstepd"),
+    job_option="--control-port",  # hydra_pmi_proxy --control-port node-0:35143 --rmk user …
     mpi="yes",
     read_by=("horovod", "jax"),
 )
