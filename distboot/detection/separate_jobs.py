@@ -2,13 +2,17 @@
 
 `mpirun -n 2 torchrun --nproc-per-node 8 train.py` trains two models, as does torchrun on each node
 of a platform where it is told of one node. Each of them is whole, so nothing fails. It is not an
-error: jobs may be meant to be separate. Pure.
+error: jobs may be meant to be separate. Where no launcher is known that is further out, the
+variables of an unknown one may still show other nodes (`signs`). Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import filterfalse
 
 from ..base.errors import DistbootError
 from .allocation import Unused
@@ -17,9 +21,12 @@ from .launchers import Launcher
 from .order import LAUNCHERS, present
 from .placement import VARIABLES, Placement
 from .readings import Environment, claimed
+from .signs import signs
 
 # srun --pty: only one task has the terminal, in which anything may be typed
 _TERMINAL = "SLURM_PTY_PORT"
+# Platforms set it, and few launchers do
+_OF_NODES = {VARIABLES["node_rank"]}
 
 
 def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
@@ -27,41 +34,51 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
     if placement.num_nodes != 1 or _TERMINAL in environ:
         return None
     own = LAUNCHERS[placement.launcher]
-    without_ours = Environment.of(environ).without_ours
+    outer = _without(own, Environment.of(environ).without_ours)
     launchers = present(environ)
     further_out = launchers[launchers.index(own) + 1 :]
     for other in further_out:
-        theirs = _processes_of(other, without_ours)
+        theirs = _processes_of(other, outer)
         if theirs is not None and theirs.world_size > 1:
-            return _unused(own, other, theirs, environ)
+            text = _described(other, theirs, environ)
+            return _unused(own, text, f"{theirs.world_size} jobs")
+    found = signs(outer)
+    if found:
+        shown = map(partial(variable, environ), found[0].variables)
+        listed = ", ".join(shown)
+        return _unused(own, f"the environment shows other nodes ({listed})", "jobs")
     return None
+
+
+def _without(own: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what the inner launcher has set for this process."""
+    names = {*VARIABLES.values(), *own.numbers} - (_OF_NODES - {*own.numbers})
+    of_one_process = re.compile(own.of_one_process)  # which each such launcher has
+    others = filterfalse(names.__contains__, filterfalse(of_one_process.match, environ))
+    return {name: environ[name] for name in others}
 
 
 def _processes_of(other: Launcher, environ: Mapping[str, str]) -> Placement | None:
-    """The process of an outer launcher, without the numbers that the inner one has set."""
-    own_names = set(VARIABLES.values())
-    outer = {name: text for name, text in environ.items() if name not in own_names}
     with suppress(DistbootError):  # what is broken there is not about this process
-        return claimed(other, outer)
+        return claimed(other, environ)
     return None
 
 
-def _unused(
-    own: Launcher,
-    other: Launcher,
-    theirs: Placement,
-    environ: Mapping[str, str],
-) -> Unused:
-    count = theirs.world_size
+def _described(other: Launcher, theirs: Placement, environ: Mapping[str, str]) -> str:
+    """`"openmpi has 2 processes (OMPI_COMM_WORLD_SIZE='2')"`."""
     what = "processes"
     if other.nodes is not None:
         what = "nodes"
     source = theirs.sources["world_size"]
     if source in environ:
         source = variable(environ, source)
+    return f"{other.command or other.name} has {theirs.world_size} {what} ({source})"
+
+
+def _unused(own: Launcher, text: str, jobs: str) -> Unused:
     return Unused(
-        f"{other.command or other.name} has {count} {what} ({source})",
-        f"if each of them starts {own.name}, these are {count} jobs that train separately: "
+        text,
+        f"if each of them starts {own.name}, these are {jobs} that train separately: "
         f"tell {own.name} of the other nodes, or leave it out "
         "(python -m distboot --nproc-per-node N train.py … in its place); "
         f"or set DISTBOOT_LAUNCHER={own.name} if they are meant to be separate",

@@ -115,6 +115,21 @@ def _outer(name: str, nodes: int = 2) -> dict[str, str]:
             {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"} | TORCHRUN,
             "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')",
         ),
+        ({"NODE_RANK": "1", "NUM_NODES": "2"} | TORCHRUN, "nodes has 2 nodes (NUM_NODES='2')"),
+        (
+            {"NODE_RANK": "1", "NUM_NODES": "2", "PRIMARY_ADDR": "10.65.0.2"} | DEEPSPEED,
+            "nodes has 2 nodes (NUM_NODES='2')",
+        ),
+        (
+            {"AZUREML_NODE_COUNT": "2", "AZ_BATCHAI_TASK_INDEX": "1"} | TORCHRUN,
+            "the environment shows other nodes (AZUREML_NODE_COUNT='2')",
+        ),
+        (
+            {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"} | TORCHRUN,
+            "the environment shows other nodes (ACME_NODE_RANK='1', ACME_NUM_NODES='2')",
+        ),
+        ({"NODE_RANK": "0", "NUM_NODES": "1"} | TORCHRUN, ""),
+        ({"CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "4"} | TORCHRUN, ""),
         (_outer("openmpi") | OF_2_NODES, ""),
         (_outer("openmpi", nodes=1) | TORCHRUN, ""),
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1"} | TORCHRUN, ""),
