@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from captured import refused
 from conftest import Run
-from inside import LAUNCHERS, NodePlatform, node_platforms, ranks_per_node
+from inside import (
+    LAUNCHERS,
+    NodePlatform,
+    node_platforms,
+    ranks_per_node,
+    refuse_unless_rank,
+)
 from test_not_alone import DOCUMENTED
 
 from distboot import DistbootError, Placement, detect
@@ -158,12 +164,16 @@ def _spec(task: object, **cluster: list[str | None]) -> dict[str, str]:
         ),
         ({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a," * 600_000}, "has 1200000 characters"),
         (_SKYPILOT | {"SKYPILOT_NODE_IPS": "node,NODE"}, "names a host twice: NODE"),
-        ({"CLUSTER_SPEC": "cluster"}, "CLUSTER_SPEC='cluster' is not a JSON object"),
+        ({"CLUSTER_SPEC": "cluster"}, "CLUSTER_SPEC, 7 characters, is not a JSON object"),
         ({"CLUSTER_SPEC": "[" * 100_000}, "is not a JSON object"),
-        ({"CLUSTER_SPEC": " " * 1_000_001}, "has 1000001 characters"),
+        ({"CLUSTER_SPEC": " " * 1_000_001}, "CLUSTER_SPEC, 1000001 characters, is too long"),
         ({"CLUSTER_SPEC": "{}"}, "has no 'cluster' and 'task' objects"),
         (_spec({"type": "workerpool3", "index": 0}), "which is not a node of the training job"),
         (_spec({"type": "workerpool0", "index": 0}, workerpool1=[None]), "has None for a host in"),
+        (
+            _spec({"type": "workerpool0", "index": 0}, workerpool1=["b c"]),
+            "has 'b c' for a host in",
+        ),
         (_spec({"type": "workerpool1", "index": 1}), "which is not in its pool"),
         (_spec({"type": "workerpool1", "index": True}), "which is not in its pool"),
         (_spec({"type": "workerpool1", "index": 0}, workerpool1=["a:2"]), "names a host twice"),
@@ -181,6 +191,26 @@ def test_malformed_numbers_of_nodes_are_named(environ: dict[str, str], problem: 
     assert problem in refusal.message
     assert len(refusal.message) < 2000
     assert time.process_time() - start < 2  # also for a value of 1 MB
+
+
+_CUT = json.dumps({"cluster": {}, "job": {"args": ["--key=hunter2"]}})[:-1]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        _CUT,
+        _CUT + "}",
+        '["--key=hunter2"]',
+        json.dumps({"job": "hunter2", "cluster": {"workerpool0": ["a b"]}}),
+        json.dumps({"job": "hunter2", "cluster": {"workerpool0": ["a"]}, "task": {}}),
+        "hunter2" + " " * 1_000_000,
+    ],
+)
+def test_arguments_in_cluster_spec_are_not_shown(spec: str) -> None:
+    refusal = refused({"CLUSTER_SPEC": spec})
+    assert refusal.message.startswith(f"launcher 'vertex': CLUSTER_SPEC, {len(spec)} characters, ")
+    assert "hunter2" not in str(refusal)
 
 
 @pytest.mark.parametrize("hosts", ["a,b", "a b", "a\nb", "a\nb\n", "a, b", "a:1,b:2"])
@@ -252,6 +282,36 @@ def test_tpu_slices_are_numbered_as_jax_does() -> None:
     assert {(one.world_size, one.master_addr, one.node_level) for one in found} == {
         (4, "js-0-0", None)
     }
+
+
+_TPU = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "lws-0.lws.default,lws-0-1.lws.default"}
+
+
+@pytest.mark.parametrize("launcher", [None, "lws"])
+def test_tpu_pod_of_a_leaderworkerset_is_a_rank(launcher: str | None) -> None:
+    placement = detect(_LWS | _TPU, launcher=launcher)
+    assert (placement.launcher, placement.rank, placement.world_size) == ("lws", 1, 2)
+    assert (placement.local_rank, placement.local_world_size) == (0, 1)
+    assert (placement.master_addr, placement.node_level) == ("lws-0.lws.default", None)
+
+
+@pytest.mark.parametrize(
+    ("tpu", "code"),
+    [
+        ({}, "node-level-launch"),
+        ({"TPU_WORKER_ID": "", "TPU_WORKER_HOSTNAMES": ""}, "node-level-launch"),
+        # The leader has no chips.
+        ({"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "lws-0-1.lws"}, "node-level-launch"),
+        (_TPU | {"TPU_WORKER_ID": "0"}, "conflicting-launchers"),
+        (_TPU | {"TPU_WORKER_HOSTNAMES": "a,b,c"}, "conflicting-launchers"),
+        # Of another platform the number of GPUs counts.
+        (_TPU | _SKYPILOT, "node-level-launch"),
+    ],
+)
+def test_tpu_with_other_numbers_makes_no_rank(tpu: dict[str, str], code: str) -> None:
+    with pytest.raises(DistbootError) as caught:
+        refuse_unless_rank(detect(_LWS | tpu))
+    assert caught.value.code == code
 
 
 # -- the wrapper

@@ -89,6 +89,29 @@ def test_azureml_mpi_job_on_one_node(variables: dict[str, str]) -> None:
     assert (placement.platform, placement.master_addr) == ("azureml", "127.0.0.1")
 
 
+_AZUREML_OF_TWO = {"AZUREML_NODE_COUNT": "2", "AZ_BATCH_MASTER_NODE": "192.0.2.9:6000"}
+_SAGEMAKER_OF_TWO = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+
+
+@pytest.mark.parametrize("of_two_nodes", [_AZUREML_OF_TWO, _SAGEMAKER_OF_TWO])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ONE_NODE,
+        "openmpi-5.0.11/1node_4procs",
+        "mpich-4.0.2/1node_4procs",
+        "horovodrun-0.28.1/gloo_1node_4procs",
+    ],
+)
+def test_job_of_one_node_needs_no_other(name: str, of_two_nodes: dict[str, str]) -> None:
+    environ = {**of_two_nodes, **one(name, 2)}
+    placement = detect(environ)
+    assert (placement.num_nodes, placement.master_addr) == (1, "127.0.0.1")
+    assert placement.platform in ("azureml", "sagemaker")
+    given = detect({**environ, "MASTER_ADDR": "192.0.2.7"})
+    assert given.master_addr == "192.0.2.7"
+
+
 _GIVEN = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}
 
 

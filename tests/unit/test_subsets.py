@@ -226,6 +226,83 @@ def test_possible_task_0_is_refused_with_its_remedy(
     assert detect({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
 
 
+_BATCH_SCRIPTS = [
+    one("slurm-sbatch-22.05.8/batch_step_python_1node", 0),
+    one("slurm-sbatch-22.05.8/batch_step_python_no_ntasks", 0),
+]
+_OF_AN_APPLICATION = {"ENVIRONMENT": "production"}
+
+
+@pytest.mark.parametrize("batch", _BATCH_SCRIPTS)
+@pytest.mark.parametrize("tasks", [{}, {"SLURM_NTASKS": "4"}])
+def test_batch_script_with_environment_of_an_application(
+    batch: dict[str, str], tasks: dict[str, str]
+) -> None:
+    placement = detect({**batch, **tasks, **_OF_AN_APPLICATION})
+    assert (placement.launcher, placement.world_size) == ("single", 1)
+
+
+_NOT_A_BATCH_SCRIPT = {
+    "no ENVIRONMENT": ({"ENVIRONMENT"}, {}),
+    "no job": ({"SLURM_JOB_ID"}, _OF_AN_APPLICATION),
+    "no process id": ({"SLURM_TASK_PID"}, _OF_AN_APPLICATION),
+    "no folder": ({"SLURM_SUBMIT_DIR"}, _OF_AN_APPLICATION),
+    "no name": ({"SLURM_JOB_NAME"}, _OF_AN_APPLICATION),
+    "no list of tasks": ({"SLURM_GTIDS"}, _OF_AN_APPLICATION),
+    "srun's host": (set(), {"SLURM_SRUN_COMM_HOST": "nodea", **_OF_AN_APPLICATION}),
+    "srun's address": (set(), {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.4", **_OF_AN_APPLICATION}),
+    "a step's hosts": (set(), {"SLURM_STEP_NODELIST": "nodea", **_OF_AN_APPLICATION}),
+    "a step's id": (set(), {"SLURM_STEPID": "0", **_OF_AN_APPLICATION}),
+    "several tasks": (set(), {"SLURM_GTIDS": "0,1", **_OF_AN_APPLICATION}),
+}
+
+
+@pytest.mark.parametrize("case", _NOT_A_BATCH_SCRIPT)
+def test_what_may_be_a_task_stays_refused(case: str) -> None:
+    missing, more = _NOT_A_BATCH_SCRIPT[case]
+    for batch in _BATCH_SCRIPTS:
+        rest = {name: value for name, value in batch.items() if name not in missing}
+        assert refused({**rest, **more}).code == "unsupported-launcher"
+
+
+_OF_SRUN = {
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_LAUNCHER_PORT",
+    "SLURM_STEPID",
+    "SLURM_SRUN_COMM_HOST",
+    "SLURM_SRUN_COMM_PORT",
+    "SLURM_LAUNCH_NODE_IPADDR",
+}
+
+
+def test_first_task_is_never_taken_for_script() -> None:
+    """Also if a container has only one of the variables that srun sets."""
+    tasks = [
+        capture.processes[0]
+        for capture in ALL
+        if capture.launcher == "slurm" and capture.processes[0].expected["size"] != 1
+    ]
+    assert len(tasks) > 20
+    for task in tasks:
+        environ = {**task.environ, **_OF_AN_APPLICATION}
+        assert environ.keys() >= _OF_SRUN
+        for kept in _OF_SRUN:
+            left_out = _OF_SRUN - {kept}
+            rest = {name: value for name, value in environ.items() if name not in left_out}
+            assert _launcher_or_code(rest) != "single", kept
+
+
+def _launcher_or_code(environ: dict[str, str]) -> str:
+    try:
+        return detect(environ).launcher
+    except DistbootError as error:
+        return error.code
+
+
 # -- random mixtures
 
 ENVIRONMENTS = [process.environ for capture in ALL for process in capture.processes]

@@ -7,6 +7,7 @@ their own, as they have more to read than an index and a count.
 
 from __future__ import annotations
 
+from ...base.text import digits
 from ..env_reader import EnvReader
 from ..node_platform import NodePlatform, read
 from ..parse import parse_address
@@ -89,6 +90,19 @@ METAFLOW = NodePlatform(
     sample="MF_PARALLEL_NODE_INDEX=1 MF_PARALLEL_NUM_NODES=2 MF_PARALLEL_MAIN_IP=10.0.0.4",
 )
 
+
+# In pods that ask for google.com/tpu the controller sets TPU_WORKER_ID=1 and
+# TPU_WORKER_HOSTNAMES=lws-0.lws,lws-0-1.lws, too (pkg/utils/accelerators/tpu.go). Their numbers
+# differ from those of LWS_* where the leader has no chips, and in subgroups.
+def _read_lws(reader: EnvReader) -> None:
+    read(LWS, reader)
+    worker = digits(reader.environ.get("TPU_WORKER_ID", ""))
+    hosts = {*reader.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")}
+    own = (reader.number("rank"), reader.number("world_size"))
+    if (worker, len(hosts)) == own:
+        reader.node_level = None  # one process uses all chips of a host
+
+
 LWS = NodePlatform(
     name="lws",
     title="LeaderWorkerSet on Kubernetes",
@@ -96,8 +110,14 @@ LWS = NodePlatform(
     index_variable="LWS_WORKER_INDEX",
     count_variable="LWS_GROUP_SIZE",
     address="LWS_LEADER_ADDRESS",
+    also=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
+    read=_read_lws,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
     sample="LWS_WORKER_INDEX=1 LWS_GROUP_SIZE=2 LWS_LEADER_ADDRESS=lws-0.lws.default",
+    note=(
+        "With `TPU_WORKER_ID` and `TPU_WORKER_HOSTNAMES` of the same numbers, one process uses all "
+        "chips of a host."
+    ),
 )
 
 VOLCENGINE = NodePlatform(

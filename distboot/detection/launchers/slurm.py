@@ -56,6 +56,18 @@ _BATCH_SCRIPT = (
     "SLURM_LOCALID",
     "SLURM_TASK_PID",
 )
+# So are these, and SLURM_GTIDS=0. They are needed, too, where ENVIRONMENT has another value: many
+# applications set ENVIRONMENT=production or the like.
+_ALSO_NEEDED = ("SLURM_SUBMIT_DIR", "SLURM_JOB_NAME")
+# Ten variables that begin so are in each task that srun starts, and in no batch script (all
+# captures; Slurm's env.c, env_array_for_step and setup_env).
+_OF_SRUN = (
+    "SLURM_STEP_",
+    "SLURM_STEPID",
+    "SLURM_SRUN_COMM_HOST",
+    "SLURM_SRUN_COMM_PORT",
+    "SLURM_LAUNCH_NODE_IPADDR",
+)
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
@@ -305,12 +317,22 @@ def _refuse_first_task(environ: Mapping[str, str]) -> None:
 
 
 def _is_batch_script(environ: Mapping[str, str]) -> bool:
+    """Whether this environment has all variables of a batch script.
+
+    The container of a task has ENVIRONMENT=BATCH only with all other variables. Another value
+    proves less, as an image may set it: more variables are needed then, and none of srun's.
+    """
     kind = environ.get("ENVIRONMENT")
-    needed = set(_BATCH_SCRIPT)
     names = environ.keys()
-    is_whole = needed <= names
-    is_batch = kind == "BATCH"
-    return is_batch and is_whole
+    is_whole = names >= {*_BATCH_SCRIPT}
+    if kind is None or not is_whole:
+        return False
+    if kind == "BATCH":
+        return True
+    has_more = names >= {*_ALSO_NEEDED}
+    has_one_task = environ.get("SLURM_GTIDS") == "0"
+    has_step = any(name.startswith(_OF_SRUN) for name in names)
+    return has_more and has_one_task and not has_step
 
 
 SLURM = Launcher(

@@ -27,10 +27,15 @@ def _claim(environ: Mapping[str, str]) -> bool:
 
 
 def _read(reader: EnvReader) -> None:
-    found = reader.parsed(_SPEC, _nodes_of, required=True)
-    if found is None:
+    text = reader.text(_SPEC, required=True)
+    if text is None:
         return
-    nodes, own = found
+    try:
+        nodes, own = _nodes_of(text)
+    except ValueError as cause:
+        # Without its text: its "job" has the arguments and the environment of the containers
+        reader.problems.append(f"{_SPEC}, {len(text)} characters, {cause}")
+        return
     reader.put(f"task of {_SPEC}", rank=own)
     reader.put(f"replicas of {_SPEC}", world_size=len(nodes), num_nodes=len(nodes))
     reader.own_address = (nodes[0], f"workerpool0 of {_SPEC}")
@@ -67,9 +72,14 @@ def _pool(spec: Mapping[str, object], name: str) -> list[str]:
         raise ValueError(f"has no list of hosts in {name!r}")  # noqa: TRY004 - of a text
     hosts = []
     for address in addresses:
+        what = f"has {short_repr(address)} for a host in {name!r}"
         if not isinstance(address, str):
-            raise ValueError(f"has {short_repr(address)} for a host in {name!r}")  # noqa: TRY004
-        hosts.append(parse_address(address)[0])
+            raise ValueError(what)  # noqa: TRY004 - of a text
+        try:
+            host, _ = parse_address(address)
+        except ValueError as cause:
+            raise ValueError(f"{what}, which {cause}") from None
+        hosts.append(host)
     return hosts
 
 
@@ -96,7 +106,7 @@ def _json_object(text: str) -> dict[str, object]:
     import json  # only here, so that other launchers do not pay for it
 
     if len(text) > _LONGEST:
-        raise ValueError(f"has {len(text)} characters; the longest that is read has {_LONGEST}")
+        raise ValueError(f"is too long: the longest that is read has {_LONGEST}")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
