@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 from ..base.process import Process
 from ..base.settings import SupervisionSettings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .restarts import Restarts
 
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
+_external_signal = attrgetter("stopping.external_signal")
 _TELLING = 1.0  # seconds for all ranks to hear that no round follows
 
 
@@ -133,12 +135,9 @@ class WrapperAgent:
     @property
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
-        cause = self._shell.root_cause
-        if cause is None or not cause.restarts:
+        if self._leaves or not self._shell.facts.is_followed:
             return None
-        if self._leaves:
-            return None
-        return cause
+        return self._shell.root_cause
 
     @property
     def _leaves(self) -> bool:
@@ -196,16 +195,15 @@ class WrapperAgent:
         self._calls.put(self._hurry)
 
     def _hurry(self, now: float) -> None:
-        delay = 0.0
         if self.may_restart:
-            delay = _TELLING
-        self._agent.loop.call_at(now + delay, self._end_without_others)
+            self._agent.loop.call_at(now + _TELLING, self._end_without_others)
+        else:
+            self._shell.hurry()
 
     def _end_without_others(self) -> None:
         cause = self._shell.root_cause
-        is_stopped = cause is not None and not cause.is_failure
-        # The other ranks end by themselves, too, if they may: each where all agree
-        if not (self.may_restart and is_stopped):
+        # Once they were told to stop, all end by themselves
+        if cause is None or cause.is_failure:
             self._shell.hurry()
 
     def final(self, codes: Mapping[int, int]) -> int:
@@ -215,10 +213,11 @@ class WrapperAgent:
         first: Sequence[int] = ()
         if cause is not None:
             first = cause.ranks
-        for rank in first:
-            if found.get(rank):
-                return found[rank]
-        if cause is not None and cause.restarts and self._leaves:
+        failed_first = next(filter(found.get, first), None)
+        if failed_first is not None:
+            return found[failed_first]
+        if self._shell.facts.is_followed and self._leaves:
+            assert cause is not None
             return cause.exit_code  # the job has failed, and goes on without this agent's ranks
         return next(filter(None, found.values()), 0)
 
@@ -241,11 +240,11 @@ class WrapperAgent:
         found = []
         for number, ranks in enumerate(membership.agents):
             node = node_of[ranks[0]]
-            lost_at = [self._lost_at(rank) for rank in ranks]
+            lost_at = max(map(self._lost_at, ranks))
             agent = EarlierAgent(
                 number,
                 membership.hosts[node],
-                max(lost_at),
+                lost_at,
             )
             found.append(agent)
         return tuple(found)
@@ -296,7 +295,7 @@ class WrapperAgent:
         if number == signal.SIGTERM:
             for child in self._children.values():
                 child.terminating(now, of_wrapper=True)
-        is_told = any(child.stopping.external_signal for child in self._children.values())
+        is_told = any(map(_external_signal, self._children.values()))
         if self.may_restart and not is_told:  # another round may follow, or does
             self._shell.take(self.ranks[0], Terminating(number, of_wrapper=True), now)
 

@@ -86,6 +86,7 @@ class Facts:
     was_stopped: bool = False
     restarts: RestartDecision | None = None  # on rank 0, where another round may follow
     cause: RootCause | None = None  # why the job ends, once that is known
+    is_followed: bool = False  # whether it ends this round, and another one follows
     # Nodes that have failed the check before this round: what follows there is not the script's
     unfit: set[int] = field(default_factory=set)
     # On rank 0: what may be the cause, in the order of arrival
@@ -104,6 +105,7 @@ class Facts:
         delay = max(cause.delay, AFTER_THE_FIRST)
         ends.release_at = min(ends.release_at, now + delay)
         self.cause = cause
+        self.is_followed = cause.restarts
 
     def running(self) -> list[RankState]:
         """Those of our ranks that have not ended."""

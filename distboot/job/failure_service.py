@@ -86,10 +86,10 @@ class FailureService(Service):
             now,
             of_wrapper=message.of_wrapper,
         )
-        cause = self._facts.cause
-        if cause is not None and cause.restarts:
+        if self._facts.is_followed:
+            assert self._facts.cause is not None
             self._facts.was_stopped = True
-            self._emit(Amend(cause))  # no round follows
+            self._emit(Amend(self._facts.cause))  # no round follows
 
     def _question_peers(self) -> None:
         """A signal has arrived here: ask the hosts that are silent, once."""

@@ -384,14 +384,12 @@ def _headline(
 
 def _rest(texts: Sequence[str]) -> str:
     """The lines below a headline, as many as a message may carry."""
-    lines = "\n".join(texts).splitlines()
-    found = ""
-    for number, line in enumerate(lines):
-        line_shown = shown(line)
-        if len(found) + len(line_shown) > _LONGEST_REST:
-            return found + shown(f"… {len(lines) - number} more lines")
-        found += line_shown
-    return found
+    lines = shown("\n".join(texts))
+    if len(lines) <= _LONGEST_REST:
+        return lines
+    kept, _, _ = lines[:_LONGEST_REST].rpartition("\n")
+    more = lines.count("\n") - kept.count("\n")
+    return kept + shown(f"… {more} more lines")
 
 
 def _where(host: str, place: str, node: str) -> str:

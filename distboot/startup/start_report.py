@@ -80,11 +80,7 @@ class StartReport:
         """Those that end this process. Only the main thread handles any."""
         if threading.current_thread() is not threading.main_thread():
             return []
-        found: list[int] = []
-        for number in FROM_OUTSIDE:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                found.append(number)
-        return found
+        return list(filter(_has_no_handler, FROM_OUTSIDE))
 
     def ended(self, job: Session, error: BaseException | None) -> None:
         """The ranks have not met or started, for this error.
@@ -114,3 +110,7 @@ class StartReport:
         finally:
             if not job.is_watched:
                 self.ended(job, error)
+
+
+def _has_no_handler(number: int) -> bool:
+    return signal.getsignal(number) == signal.SIG_DFL

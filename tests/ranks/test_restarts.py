@@ -218,7 +218,7 @@ if rank == 0: signal.signal(signal.SIGTERM, save)
 """
 
 
-def test_stop_while_a_round_ends_calls_off_the_next(start: Start) -> None:
+def test_stop_while_round_ends_calls_off_next(start: Start) -> None:
     job = start(_SAVES + _SCRIPT % KILL, 2, **_ENV)
     job.all_ready()
     job.touch("fail")
@@ -233,7 +233,7 @@ def test_stop_while_a_round_ends_calls_off_the_next(start: Start) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_stop_of_a_wrapper_that_has_ended_reaches_all(start: Start, rank: int) -> None:
+def test_stop_of_an_ended_wrapper_reaches_all(start: Start, rank: int) -> None:
     script = _SCRIPT.replace('    until("end")', f'    if rank != {rank}: until("end")')
     job = start(script % KILL, 2, **{**_ENV, "CULPRIT": "9"})
     last = job.pid(rank)

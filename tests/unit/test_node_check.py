@@ -287,7 +287,7 @@ def test_rank_that_ends_meanwhile_fails_the_start() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_links_of_a_node_that_ends_meanwhile_are_not_named(number: int) -> None:
+def test_links_of_node_that_ends_are_not_named(number: int) -> None:
     reset = Probed(0, problem="Connection reset by peer")
     job = Checked(nodes=4, mode="stop")
     job.facts.is_starting = False
@@ -300,7 +300,7 @@ def test_links_of_a_node_that_ends_meanwhile_are_not_named(number: int) -> None:
     assert job.replies == []
 
 
-def test_stop_names_as_many_findings_as_a_message_carries() -> None:
+def test_stop_names_what_a_message_carries() -> None:
     job = Checked(nodes=300, mode="stop")
     job.facts.is_starting = False
     broken = NodeSeen(
