@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from checked_nodes import GIB, Checked
+from inside import LAUNCHERS, sample_of
 from recorded import lay_out
 from supervised import until
 
@@ -363,6 +364,16 @@ def test_variables_of_one_host_are_named() -> None:
     assert job.said == [f"warning: {line}"]
     assert job.findings == []
     assert job.blamed == []
+
+
+def test_numbers_of_a_launcher_are_not_compared() -> None:
+    """They are not the same on all nodes."""
+    names = {number for launcher in LAUNCHERS.values() for number in launcher.numbers}
+    names |= {launcher.nodes.index_variable for launcher in LAUNCHERS.values() if launcher.nodes}
+    for launcher in LAUNCHERS.values():
+        first, second = (sample_of(launcher, rank=rank, nodes=2, per_node=1) for rank in (0, 1))
+        names |= {name for name in first if first[name] != second.get(name)}
+    assert list(filter(environment.is_compared, filter(None, names))) == []
 
 
 def test_digests_tell_no_value_and_no_secret() -> None:
