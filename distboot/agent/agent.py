@@ -168,6 +168,8 @@ class Agent:
             server.pool.fileno(),
             lambda _: server.serve(),
         )
+        # A silent connection makes no file readable
+        self.loop.call_each_tick(server.pool.refuse_overdue)
 
     def _note_membership(self, side: Coordinator, membership: Membership) -> None:
         """For the journal and the metrics, if there are any."""

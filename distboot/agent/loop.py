@@ -7,7 +7,8 @@ descriptors of processes. A *timer* is a time, and what is called then. One turn
 1. Sleep until a file is readable, a timer or the shell is due, or the next tick.
 2. Call the readers. One that was removed by another reader of the same turn is not called: its
    descriptor may already be that of another file.
-3. Once a second, tick: poll what no file tells (processes that are stopped, silent peers).
+3. Once a second, tick: poll what no file tells (processes that are stopped, silent peers, and
+   connections that do not report).
 4. `turn` of the shell: decide on what has arrived. After the readers, so that it decides on all of
    it at once: who failed first may have been read after who failed for that.
 5. Execute orders: TERM, a grace, KILL.
@@ -54,6 +55,7 @@ class EventLoop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._tick_at = 0.0
+        self._each_tick: list[Callable[[float], None]] = []
         peers = shell.peers
         peers.add_reader = self.add_reader
         peers.remove_reader = self.remove_reader
@@ -70,6 +72,10 @@ class EventLoop:
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
         self._timers.append((at, call))
+
+    def call_each_tick(self, call: Callable[[float], None]) -> None:
+        """Call it once a second, with the time."""
+        self._each_tick.append(call)
 
     def run(self) -> None:
         """Take turns until the shell is over."""
@@ -99,6 +105,8 @@ class EventLoop:
         if now >= self._tick_at:
             self._tick_at = now + _TICK
             self._shell.tick(now)
+            for call in self._each_tick:
+                call(now)
         self._shell.turn(now)
         self._shell.own.execute(now)
         self._call_timers(now)

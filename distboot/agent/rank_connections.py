@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
@@ -48,8 +48,19 @@ _RETURN_TIMEOUT = GATHERING
 # The same, where the network was cut
 _RETURN_TIMEOUT_AFTER_CUT = 3.0
 _GREETED = 1.0  # seconds from the first message of an agent until it is back
+# Seconds by which such messages delay a loss at most, as any process can send them. An agent
+# returns within 2 (`rank_0_connection`)
+_LONGEST_DELAY = 3.0
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _pid = attrgetter("pid")
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A connection that has ended."""
+
+    until: float  # when its agent may not return any more
+    latest: float  # the latest value of `until`
 
 
 class RankConnections:
@@ -85,8 +96,8 @@ class RankConnections:
             addresses=addresses,
         )
         self.record = JobRecord(shell, membership, log)
-        # Connections that have ended, and until when their agents may return over others
-        self._returning: dict[HeartbeatConnection, float] = {}
+        # Connections that have ended, whose agents may return over others
+        self._returning: dict[HeartbeatConnection, _Absence] = {}
         self._greeted_until = 0.0  # until when the last process that greeted may return
         self.appliers: Appliers = {
             **self.record.appliers,
@@ -98,12 +109,12 @@ class RankConnections:
         shell.use(self)
 
     def turn(self, now: float) -> None:
-        for connection, end in list(self._returning.items()):
-            if now >= end:
+        for connection, absence in list(self._returning.items()):
+            if now >= absence.until:
                 self.lose(connection, DISCONNECTED, now)
 
     def due(self) -> float:
-        return min(self._returning.values(), default=inf)
+        return min((absence.until for absence in self._returning.values()), default=inf)
 
     def close(self) -> None:
         self.peers.close()
@@ -151,7 +162,8 @@ class RankConnections:
             seconds = _RETURN_TIMEOUT_AFTER_CUT
         # An agent greets over its new connection before it closes the old one
         seconds = max(seconds, self._greeted_until - now)
-        self._returning[connection] = now + seconds
+        until = now + seconds
+        self._returning[connection] = _Absence(until, until + _LONGEST_DELAY)
         for member in self._detected(connection):
             self._lost(
                 member,
@@ -208,10 +220,11 @@ class RankConnections:
         """A process greets rank 0's agent: it may be one whose connection has ended, or is about to."""
         due = time.monotonic() + _GREETED
         self._greeted_until = due
-        for connection, end in self._returning.items():
-            self._returning[connection] = max(end, due)
+        for connection, absence in self._returning.items():
+            postponed = min(due, absence.latest)
+            absence.until = max(absence.until, postponed)
             for member in self.peers.members[connection]:
-                self.job.postpone(member.rank, due)
+                self.job.postpone(member.rank, postponed)
 
     def take_back(self, peer: Connection, message: Resume) -> None:
         """An agent goes on over a new connection; `ProtocolError`: it cannot."""

@@ -18,9 +18,10 @@ What each signal does, while a child runs:
   group, and is not passed on. A child has a group of its own where no terminal is involved.
 
 When a child ends because of a signal, the rest of its group gets the same signal (only the child
-itself had got it), and KILL after the grace. Then the loop waits for the other children, the agent
-and the readers of the output. A signal that asks to end while no child is left makes them hurry; a
-second one ends the loop.
+itself had got it), and KILL after the grace. The group of a child that had to be killed gets KILL
+at once: the grace is over. Then the loop waits for the other children, the agent and the readers of
+the output. A signal that asks to end while no child is left makes them hurry; a second one ends the
+loop.
 
 What always holds: each child gets a signal at most once per arrival; a child never outlives this
 process (`child`); the exit code is that of the first child that failed, or what the agent makes of
@@ -158,7 +159,8 @@ class _Supervision:
         self._helpers: list[WrapperAgent | Logs] = [*logs]
         if watch is not None:
             self._helpers.insert(0, watch)
-        # SIGTERM, once it was passed on: it asks the children to end, whatever they make of it
+        # SIGTERM, once it was passed on: it asks the children to end, whatever they make of it.
+        # SIGKILL, once the grace after that is over
         self._ending: int | None = None
         # The others that arrived while a child ran: what they ask for is the child's to say
         self._came: set[int] = set()
@@ -195,7 +197,8 @@ class _Supervision:
             self._hurry(number)
         elif number == signal.SIGALRM:
             if self._ending is not None:
-                self._send(signal.SIGKILL)
+                self._ending = signal.SIGKILL
+                self._send(self._ending)
         else:
             self._came.add(number)
             is_key = is_from_kernel and number in FROM_TERMINAL
@@ -210,7 +213,7 @@ class _Supervision:
         code = next(failures, 0)
         was_killed = code == 128 + signal.SIGKILL
         if was_killed and self._ending is not None:
-            return 128 + self._ending  # KILL after the grace only completes it
+            return 128 + signal.SIGTERM  # KILL after the grace only completes it
         return code
 
     def _reap(self) -> None:
@@ -233,14 +236,13 @@ class _Supervision:
             status = 128 - code
         self._codes[command.rank] = status
         asked = self._ending or self._ended_by(status)
-        ending = asked
         if self._watch is not None:
             self._watch.ended(command.rank, code)
             may_mean_else = _MAY_MEAN_ELSE - {asked}
             self._watch.outlived(self._came & may_mean_else)
             if asked is not None:
                 self._watch.asked(asked)
-            ending = asked or self._watch.ending(command.rank)
+        ending = self._signal_for_group(command.rank, asked)
         if ending is not None and not self._shared_group:
             self._end_group(pid, ending)
         if command.logs is not None:
@@ -254,6 +256,15 @@ class _Supervision:
         if number in self._came & _MAY_END:
             return number
         return None
+
+    def _signal_for_group(self, rank: int, asked: int | None) -> int | None:
+        """What made a child end: a signal that arrived, or one of the agent; KILL comes after both."""
+        if self._watch is None:
+            return asked
+        by_agent = self._watch.ending(rank)
+        if by_agent == signal.SIGKILL:
+            return by_agent
+        return asked or by_agent
 
     def _end_group(
         self,

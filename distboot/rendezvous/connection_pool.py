@@ -169,7 +169,7 @@ class ConnectionPool:
         Raises:
             OutOfFilesError: this process may open no file for a new connection.
         """
-        self._refuse_overdue(time.monotonic())
+        self.refuse_overdue(time.monotonic())
         wait = max(min(seconds, _LONGEST_WAIT), 0.0)
         events = self._selector.select(wait)
         ready = [key.fileobj for key, _ in events]
@@ -181,7 +181,8 @@ class ConnectionPool:
         for listener in set(self._listeners).intersection(ready):
             self._accept(listener)
 
-    def _refuse_overdue(self, now: float) -> None:
+    def refuse_overdue(self, now: float) -> None:
+        """Refuse the connections that have not reported in time."""
         if now < self._checked + _CHECK_INTERVAL:
             return
         self._checked = now

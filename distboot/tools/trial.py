@@ -23,6 +23,8 @@ from ..detection.order import LAUNCHERS
 
 _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
 _STOPPING = 10.0  # seconds for a process to end after a signal
+# All run on this host, each a wrapper and a script: eight nodes with eight ranks
+_MOST_RANKS = 64
 _HINT = (
     "--as 'mpirun 2x4' is two nodes with four ranks each, "
     "--as 'kubeflow 3+1' three workers and a master"
@@ -103,10 +105,16 @@ def parse(text: str) -> Launch:
         hint = f"{did_you_mean(launcher, VARIABLES)}one of {', '.join(VARIABLES)}"
         raise DistbootError("usage", f"{given}: unknown launcher", hint)
     if not workers:
-        return Launch(text.strip(), launcher, int(nodes), int(per_node))
-    if launcher != "kubeflow":
+        launch = Launch(text.strip(), launcher, int(nodes), int(per_node))
+    elif launcher == "kubeflow":
+        launch = Launch(text.strip(), launcher, int(workers) + 1, 1)
+    else:
         raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
-    return Launch(text.strip(), launcher, int(workers) + 1, 1)
+    ranks = launch.nodes * launch.per_node
+    if ranks > _MOST_RANKS:
+        message = f"{given} has {ranks} ranks; at most {_MOST_RANKS} run on one machine"
+        raise DistbootError("usage", message, "use fewer ranks, for example --as 'mpirun 2x4'")
+    return launch
 
 
 def _address() -> str:
@@ -127,8 +135,8 @@ def run(
     """Run a command once for each of these ranks; its exit codes, None if not ended within `limit`
     seconds.
 
-    Processes that still run then, or at an interrupt, SIGTERM or SIGHUP, are ended. Before, `late`
-    gets the process of rank 0. SIGTERM and SIGHUP raise SystemExit.
+    Processes that still run then, or at an interrupt, SIGTERM or SIGHUP, are ended, and no more are
+    started. Before, `late` gets the process of rank 0. SIGTERM and SIGHUP raise SystemExit.
     """
     end = time.monotonic() + limit
     processes: list[subprocess.Popen[bytes]] = []
@@ -143,9 +151,12 @@ def run(
                     **output,
                 )
                 processes.append(process)
+                if signals.received or time.monotonic() >= end:
+                    break
             with signals.as_exits():
                 _wait(processes, end)
                 codes = [process.returncode for process in processes]
+                codes += [None] * (len(environs) - len(processes))
                 if None in codes:
                     late(processes[0])
                 return codes
@@ -157,12 +168,12 @@ class _StopSignals:
     """SIGTERM and SIGHUP: SystemExit in `as_exits`, and delayed while processes start or end."""
 
     def __init__(self) -> None:
-        self._received: list[int] = []
+        self.received: list[int] = []
         self._may_exit = False
 
     def receive(self, number: int, _: object) -> None:
         """Handle a signal."""
-        self._received.append(number)
+        self.received.append(number)
         if self._may_exit:
             self.exit_if_received()
 
@@ -178,9 +189,9 @@ class _StopSignals:
 
     def exit_if_received(self) -> None:
         """Raise SystemExit for the first signal; a later one does not interrupt the cleanup."""
-        if self._received:
+        if self.received:
             self._may_exit = False
-            raise SystemExit(128 + self._received[0])
+            raise SystemExit(128 + self.received[0])
 
 
 @contextmanager

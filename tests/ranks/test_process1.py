@@ -105,6 +105,35 @@ while True:
         assert (wrapper.rest(), wrapper.code()) == ("", 128 + signal.SIGTERM)
 
 
+# Neither the child nor its own child ends at TERM; the latter prints that it got it.
+_FAMILY_THAT_STAYS = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if os.fork():
+    os.write(1, b"ready\\n")
+    signal.pause()
+while True:
+    signal.sigwait({signal.SIGTERM})
+    os.write(1, b"child of the child\\n")
+"""
+
+
+# By the wrapper, or by its agent
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node", "2"]], ids=["one", "two"])
+@in_modes(PROCESS_1, BARE)
+def test_group_of_a_killed_child_is_killed(
+    clean_env: dict[str, str], mode: Mode, options: list[str]
+) -> None:
+    command = python(_FAMILY_THAT_STAYS)
+    with wrapped(mode, clean_env, *command, options=["--grace", "0.2", *options]) as wrapper:
+        wrapper.read_until("ready\n")
+        if options:
+            wrapper.read_until("ready\n")
+        wrapper.send("TERM")
+        assert "child of the child" not in wrapper.rest()
+        assert wrapper.code() == 128 + signal.SIGTERM
+
+
 # The child ends at TERM with 3. Its own child gets it, too: it prints that, and ends or stays.
 _FAMILY = """
 import os, signal, sys

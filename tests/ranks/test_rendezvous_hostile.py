@@ -28,6 +28,7 @@ from rendezvous_peers import (
     refusal,
     welcome,
 )
+from supervised import until
 
 from distboot.rendezvous import connection_pool
 from distboot.rendezvous.membership import Membership
@@ -341,6 +342,22 @@ def test_silent_connection_is_closed_in_time(
     for each in slow:
         assert "did not report within 0.3 s" in refusal(each)
     assert Rank(first.port, record(1, 2)).met() == first.met()
+
+
+@pytest.mark.parametrize("data", [b"", HELLO], ids=["nothing", "hello"])
+def test_silent_connection_is_closed_after_the_start(
+    rank0: StartRank0, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.3)
+    first = rank0(2, ready=Ready())
+    first.ended.clear()
+    other = Rank(first.port, record(1, 2), ready=Ready())
+    until(first.is_ready)
+    assert first.membership is not None
+    silent = peer(first.membership.resume_port, data)
+    assert "did not report within 0.3 s" in refusal(silent)
+    first.ended.set()
+    assert other.met() == first.met()
 
 
 def test_too_many_unauthenticated_peers_keep_nobody_out(rank0: StartRank0) -> None:

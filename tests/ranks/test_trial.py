@@ -162,6 +162,8 @@ def test_script_that_calls_mpi_cannot_be_tried(run: Run, script: str) -> None:
         (["--as", "mpirnu 2x2", "x.py"], "did you mean 'mpirun'? one of mpirun, "),
         (["--as", "mpirun 0x2", "x.py"], "--as 'mpirun 0x2' is not a launcher and a shape"),
         (["--as", "srun 3+1", "x.py"], "only kubeflow has a master beside workers"),
+        (["--as", "srun 5x13", "x.py"], "'srun 5x13' has 65 ranks; at most 64 run on one machine"),
+        (["--as", "kubeflow 64+1", "x.py"], "has 65 ranks; at most 64 run on one machine"),
         (["--as", "srun 2x2"], "there is no script to try"),
         (["--timeout", "nan", "x.py"], "--timeout nan is not a valid number of seconds"),
         (["--tiemout", "3", "x.py"], "did you mean '--timeout'?"),
@@ -255,13 +257,30 @@ def _is_running(pid: int) -> bool:
     return True
 
 
+# A process cannot start with this: an error, if one is started
+_INVALID = {"NAME": "with a null character: \0"}
+
+
+def test_timeout_ends_the_start_of_ranks() -> None:
+    codes = trial.run(["sleep", "30"], [dict(os.environ), _INVALID], 0.0)
+    assert codes == [None, None]
+
+
+def test_signal_ends_the_start_of_ranks() -> None:
+    def send_term() -> None:
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as stopped:
+        trial.run(["sleep", "30"], [dict(os.environ), _INVALID], 60.0, preexec_fn=send_term)
+    assert stopped.value.code == 128 + signal.SIGTERM
+
+
 def test_start_that_fails_ends_all_ranks() -> None:
     reading, writing = os.pipe()
     handlers = [*map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP))]
     try:
-        invalid = {"NAME": "with a null character: \0"}
         with pytest.raises(ValueError, match="null byte"):
-            trial.run(["sleep", "30"], [dict(os.environ), invalid], 60.0, stdout=writing)
+            trial.run(["sleep", "30"], [dict(os.environ), _INVALID], 60.0, stdout=writing)
     finally:
         os.close(writing)
     # The pipe ends with the last process that can write to it

@@ -170,6 +170,20 @@ def test_agent_that_has_greeted_may_close_its_connection(job: Job) -> None:
     assert job.first is None
 
 
+def test_greetings_delay_a_loss_for_seconds_only(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not authenticated: without a limit, any process could hold off the loss for ever."""
+    monkeypatch.setattr(time, "monotonic", lambda: job.now)
+    job.end()
+    for _ in range(4):
+        job.connections.expect_return()
+        job.turn(0.5)
+    assert job.first is None
+    for _ in range(4):
+        job.connections.expect_return()
+        job.turn(0.5)
+    assert job.first == (1,)
+
+
 def test_agent_that_does_not_come_back_is_lost(job: Job) -> None:
     job.end()
     job.turn(0.05)
