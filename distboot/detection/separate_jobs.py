@@ -15,16 +15,22 @@ from functools import partial
 from itertools import filterfalse
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from .allocation import Unused
 from .env_reader import variable
 from .launchers import Launcher
 from .order import LAUNCHERS, present
 from .placement import VARIABLES, Placement
 from .readings import Environment, claimed
-from .signs import signs
+from .signs import Sign, signs
 
 # srun --pty: only one task has the terminal, in which anything may be typed
 _TERMINAL = "SLURM_PTY_PORT"
+# Not PET_*, which are torchrun's own settings: 1:4 nodes may be one now
+_NODE = pattern(
+    r"(?!PET_)(\w+_)?(NODE|HOST|MACHINE|POD|VM|INSTANCE)_(RANK|INDEX|IDX|ID|NUMBER|ORDINAL)|"
+    r"AZUREML_NODE_COUNT"
+)
 # Platforms set it, and few launchers do
 _OF_NODES = {VARIABLES["node_rank"]}
 
@@ -42,7 +48,7 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
         if theirs is not None and theirs.world_size > 1:
             text = _described(other, theirs, environ)
             return _unused(own, text, f"{theirs.world_size} jobs")
-    found = signs(outer)
+    found = list(filter(_is_of_nodes, signs(outer)))
     if found:
         shown = map(partial(variable, environ), found[0].variables)
         listed = ", ".join(shown)
@@ -50,9 +56,15 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
     return None
 
 
+def _is_of_nodes(sign: Sign) -> bool:
+    """Whether it is the index of a node beside a count, and not of processes as this job may have."""
+    return _NODE.fullmatch(sign.variables[0].upper()) is not None
+
+
 def _without(own: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without what the inner launcher has set for this process."""
-    names = {*VARIABLES.values(), *own.numbers} - (_OF_NODES - {*own.numbers})
+    of_platforms = _OF_NODES.difference(own.numbers)
+    names = {*VARIABLES.values(), *own.numbers} - of_platforms
     of_one_process = re.compile(own.of_one_process)  # which each such launcher has
     others = filterfalse(names.__contains__, filterfalse(of_one_process.match, environ))
     return {name: environ[name] for name in others}

@@ -258,12 +258,16 @@ class Job(AgentJob):
             first = cause.then
         member = facts.members[first]
         own = [each.pid for each in facts.members.values() if each.is_local]
+        is_asked = facts.was_stopped
+        # Once the others stop for this failure, their scripts ask for a stop because of that
+        if not facts.is_followed:
+            is_asked |= self._agreement.is_asked
         return facts.restarts.decided(
             cause,
             member.end or member.failing,
             self._now,
             pids=own,
-            is_asked=self._agreement.is_asked or facts.was_stopped,
+            is_asked=is_asked,
             is_orphaned=facts.is_orphaned,
             is_unfit=member.node_rank in facts.unfit,
         )

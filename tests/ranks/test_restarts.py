@@ -152,6 +152,30 @@ def test_signal_between_rounds_leaves_the_wrapper_running(start: Start) -> None:
     assert f"rank 0 on {os.uname().nodename}: {said}" in job.output(0)
 
 
+_READS = (
+    _ROUND
+    + """
+import atexit, distboot
+atexit.register(lambda: %s)
+ctx = distboot.init("none")
+print("round", round_, "rank", rank, "port", os.environ["MASTER_PORT"], flush=True)
+ready()
+while round_ == 0:
+    if ctx.preempted: break  # at the SIGTERM for the failure of the other rank
+    if rank == 1 and os.access("fail", os.F_OK): raise ValueError("boom")
+    time.sleep(0.02)
+"""
+)
+
+
+@pytest.mark.parametrize("at_exit", ["None", "time.sleep(1)"])
+def test_scripts_that_stop_for_a_failure_restart(start: Start, at_exit: str) -> None:
+    job = start(_READS % at_exit, 2, **_ENV)
+    assert job.fail() == [0, 0], job.output(0)
+    assert [number for number, _ in rounds(job, 0)] == [0, 1]
+    assert "no restart" not in job.output(0)
+
+
 _STOPPED = (
     f"rank 0 on {os.uname().nodename}: stopped by an external SIGTERM before all ranks had joined"
 )
