@@ -273,10 +273,44 @@ def side_by_side(
             )
             stack.callback(_end, process)
             started.append((process, output))
-        codes = [process.wait(limit) for process, _ in started]
+        try:
+            codes = [process.wait(limit) for process, _ in started]
+        except subprocess.TimeoutExpired:
+            for process, _ in started:
+                _show_where(process)
+            codes = []
+        texts = []
         for _, output in started:
             output.seek(0)
-        return [(code, output.read()) for code, (_, output) in zip(codes, started, strict=True)]
+            texts.append(output.read())
+        if not codes:
+            shown = "\n".join(text[-20000:] for text in texts)
+            raise TimeoutError(f"not done after {limit:g} s:\n{shown}")
+        return list(zip(codes, texts, strict=True))
+
+
+def _show_where(process: subprocess.Popen[bytes]) -> None:
+    """Abort the innermost processes, so that those which report how they end show where they were."""
+    for pid in _innermost(process.pid):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            waits = Path(f"/proc/{pid}/wchan").read_text()
+            print(f"process {pid}, {words}: in {waits}")
+            os.kill(pid, signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+
+
+def _innermost(pid: int) -> list[int]:
+    """The processes below this one that have started none; itself, if it has not."""
+    children: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (thread / "children").read_text().split())
+    found = []
+    for child in children:
+        found += _innermost(child)
+    return found or [pid]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
