@@ -37,6 +37,11 @@ _JOBS_AT_ONCE = {
         {"LSB_JOBID": "42", "LSB_BATCH_JID": "42[1]"},
         {"LSB_JOBID": "42", "LSB_BATCH_JID": "42[2]"},
     ),
+    "servers of horovodrun": (
+        {**sample_of(LAUNCHERS["horovodrun"], rank=0, nodes=1, per_node=2), "PBS_JOBID": "77.pbs"},
+        {"HOROVOD_GLOO_RENDEZVOUS_PORT": "40001"},
+        {"HOROVOD_GLOO_RENDEZVOUS_PORT": "40002"},
+    ),
     "servers of TF_CONFIG": (
         {"SLURM_JOB_ID": "77"},
         tf_config("worker", 0, worker=["a:2222", "a:2223"]),
