@@ -67,7 +67,6 @@ class JobRecord:
         from ..report.spent import NO_ROUND, RoundTime, goodput_line
 
         settings = self._facts.settings
-        cause = self._facts.cause
         restarts = self._shell.restarts
         exit_code = self._exit_code_of_job()
         self._log.note("ended", exit_code=exit_code)
@@ -81,7 +80,7 @@ class JobRecord:
             earlier = restarts.rounds
             before = restarts.spent or before
             restarts.spent = before.with_round(round_, now)
-        if cause is None or not cause.restarts:
+        if not self._facts.is_followed:
             line = summary_line(
                 *known,
                 exit_code,

@@ -390,7 +390,7 @@ class RankConnections:
             return  # the others are to see that as a loss
         if facts.detects:
             self.record.summarize()
-        if facts.cause is None or facts.cause.restarts:
+        if facts.cause is None or facts.is_followed:
             self.peers.send(Detach(ended=facts.detects))
             self._say_goodbye()
         elif facts.is_held and not is_hurried:

@@ -26,11 +26,11 @@ from .parse import (
 )
 from .placement import (
     FIELDS,
-    JOB_IDS_OF_PLATFORMS,
     NO_LAUNCHER,
     NUMBERS,
     Placement,
     Platform,
+    names_one_job,
     recognise,
 )
 
@@ -365,8 +365,8 @@ class EnvReader:
         if job_id is not None:
             seeds.append((job_id, self._sources["job_id"]))
         # An allocation has one id, and may have several jobs
-        is_of_job = job_id is not None and seeds[0][1] not in JOB_IDS_OF_PLATFORMS
-        if self.port_seed is not None and not is_of_job:
+        has_own_id = names_one_job(self._sources.get("job_id"))
+        if self.port_seed is not None and not has_own_id:
             seeds.append(self.port_seed)
         if not seeds:
             return

@@ -6,7 +6,6 @@ Rank 0 has to have an address and a port by then, or an error says what to pass 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -139,8 +138,7 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
     cleared = {*VARIABLES.values()} - {*kept}
     cleared.add("DISTBOOT_LAUNCHER")
     for launcher in related(environ):
-        own = re.compile(launcher.of_one_process or "$")
-        cleared.update(filter(own.match, environ))
+        cleared |= launcher.set_for_one_process(environ)
     return {**exports, **dict.fromkeys(sorted(cleared))}
 
 

@@ -236,6 +236,11 @@ JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job_
 _BY_MARKER = {marker: platform for platform in PLATFORMS for marker in platform.markers}
 
 
+def names_one_job(source: str | None) -> bool:
+    """Whether a job id from this source is that of one start of ranks, and not of an allocation."""
+    return source not in (None, *JOB_IDS_OF_PLATFORMS)
+
+
 def recognise(environ: Mapping[str, str]) -> Platform | None:
     """The platform that owns this machine, or None."""
     marker = next(filter(environ.__contains__, _BY_MARKER), "")

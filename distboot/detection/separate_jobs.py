@@ -8,7 +8,6 @@ variables of an unknown one may still show other nodes (`signs`). Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -65,8 +64,8 @@ def _without(own: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without what the inner launcher has set for this process."""
     of_platforms = _OF_NODES.difference(own.numbers)
     names = {*VARIABLES.values(), *own.numbers} - of_platforms
-    of_one_process = re.compile(own.of_one_process)  # which each such launcher has
-    others = filterfalse(names.__contains__, filterfalse(of_one_process.match, environ))
+    names |= own.set_for_one_process(environ)
+    others = filterfalse(names.__contains__, environ)
     return {name: environ[name] for name in others}
 
 

@@ -323,7 +323,7 @@ class CheckService(Service):
             return
         cause = from_check(
             self._nodes[node].rank,
-            lines[:_MOST_PRINTED],
+            lines,
             CODES["node-check"][0],
         )
         conclusion = Conclude(

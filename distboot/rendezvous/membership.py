@@ -215,7 +215,7 @@ class JoinPlan:
     earlier: tuple[EarlierAgent, ...] = of(several(nested(EarlierAgent)), default=())
     # Seconds for which rank 0's agent may still be ending its ranks of that round
     ending: float = of(time_or_duration, default=0.0)
-    delay: float = of(time_or_duration, default=0.0)  # seconds before this round, if all are there
+    delay: float = of(time_or_duration, default=0.0)  # seconds before this round
     # The launcher's programs, one of which is above this process; see `Launcher.programs`
     programs: tuple[str, ...] = of(several(line), default=())
     unbind: str = of(line, default="")  # how the launcher is told not to bind; `Launcher.unbind`

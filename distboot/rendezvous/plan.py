@@ -24,7 +24,7 @@ from ..base.version import __version__
 from ..detection import inherited
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.order import LAUNCHERS
-from ..detection.placement import JOB_IDS_OF_PLATFORMS, LEFT_OPEN, Placement
+from ..detection.placement import LEFT_OPEN, Placement, names_one_job
 from ..host import (
     FRAMEWORK,
     accelerators,
@@ -91,7 +91,7 @@ def plan_of(
     max_restarts: int = 0,
     earlier: tuple[EarlierAgent, ...] = (),  # of the round before
     ending: float = 0.0,  # seconds for rank 0's agent to end its ranks of that round
-    delay: float = 0.0,  # seconds before this round, also if all ranks are there
+    delay: float = 0.0,  # seconds before this round, also where all have joined
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port, and why this rank cannot take part."""
     problem = problem or _problem_of(environ)
@@ -279,7 +279,7 @@ def _words_of_program_above(placement: Placement) -> list[object]:
     all.
     """
     launcher = LAUNCHERS[placement.launcher]
-    has_own_id = placement.sources.get("job_id") not in (None, *JOB_IDS_OF_PLATFORMS)
+    has_own_id = names_one_job(placement.sources.get("job_id"))
     tells_jobs_apart = launcher.job_option or launcher.same_port_for_all_jobs
     if has_own_id or not tells_jobs_apart:
         return []

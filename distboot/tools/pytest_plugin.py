@@ -120,7 +120,7 @@ def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _W
         launch = parse(as_)
     except DistbootError as error:
         raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
-    if launch.nodes * launch.per_node != count:
+    if launch.ranks != count:
         raise pytest.UsageError(f"{mark}: the two do not agree on the number of ranks")
     return _Wanted(count, limit, launch)
 

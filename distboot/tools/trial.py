@@ -62,13 +62,17 @@ class Launch(NamedTuple):
     nodes: int
     per_node: int
 
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """By rank: `environ`, with the variables of this launcher in place of all others."""
         common = {name: value for name, value in environ.items() if not _is_of_launch(name)}
         common["MASTER_ADDR"] = _address()
         common["MASTER_PORT"] = str(port)
         found = []
-        for rank in range(self.nodes * self.per_node):
+        for rank in range(self.ranks):
             node = f"node-{rank // self.per_node}"
             found.append({**common, **self._variables(rank), "DISTBOOT_HOST": node})
         return found
@@ -77,7 +81,7 @@ class Launch(NamedTuple):
         node, local = divmod(rank, self.per_node)
         text = VARIABLES[self.launcher].format(
             rank=rank,
-            size=self.nodes * self.per_node,
+            size=self.ranks,
             local=local,
             per_node=self.per_node,
             node=node,
@@ -110,9 +114,8 @@ def parse(text: str) -> Launch:
         launch = Launch(text.strip(), launcher, int(workers) + 1, 1)
     else:
         raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
-    ranks = launch.nodes * launch.per_node
-    if ranks > _MOST_RANKS:
-        message = f"{given} has {ranks} ranks; at most {_MOST_RANKS} run on one machine"
+    if launch.ranks > _MOST_RANKS:
+        message = f"{given} has {launch.ranks} ranks; at most {_MOST_RANKS} run on one machine"
         raise DistbootError("usage", message, "use fewer ranks, for example --as 'mpirun 2x4'")
     return launch
 

@@ -8,7 +8,8 @@ variable of its launcher is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Literal, NamedTuple
@@ -150,6 +151,11 @@ class Launcher(NamedTuple):
             names >= self.needed,
         )
         return all(checks) and self.claim(environ)
+
+    def set_for_one_process(self, names: Iterable[str]) -> set[str]:
+        """Those of these variables that it sets for one process, besides RANK and its like."""
+        own = re.compile(self.of_one_process or "$")
+        return set(filter(own.match, names))
 
     def serves_lightning(self, environ: Mapping[str, str], world_size: int) -> bool:
         """Whether Lightning finds its numbers for so many ranks."""
