@@ -111,6 +111,12 @@ def port() -> int:
             return port
 
 
+@pytest.fixture(autouse=True)
+def _begin_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open line that a test leaves on stderr is not ended in the next one of this process."""
+    monkeypatch.setattr("distboot.base.text._is_line_open", False)
+
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
