@@ -14,7 +14,7 @@ from ..base.process import MPI_LIBRARY, has_loaded
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
-from ..job.restarts import STOPPED, RestartPolicy, failed_round
+from ..job.restarts import RestartPolicy, failed_round
 from ..job.root_cause import RootCause
 
 TYPE_CHECKING = False
@@ -53,8 +53,6 @@ class Restarts:
         self._start = time.monotonic()  # of the round
         self._start_time = time.time()
         self._announcement: str | None = None  # of another round
-        # Why the job does not go on; empty: it does; None: not decided
-        self._refusal: str | None = None
         # Whether MPI_Init of a rank connects to the launcher, which accepts each process once
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
@@ -83,7 +81,7 @@ class Restarts:
         self.round = round_
         self.cause = None
         self._most = most
-        self._refusal = None
+        self._policy.begin(round_, most)
         self._start = time.monotonic()
         self._start_time = time.time()
 
@@ -103,8 +101,8 @@ class Restarts:
         *,
         pids: list[int],
         is_asked: bool,
-        is_orphaned: bool = False,
-        is_unfit: bool = False,
+        is_orphaned: bool,
+        is_unfit: bool,
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause with the decision, and what to print of it, once.
 
@@ -119,22 +117,16 @@ class Restarts:
         """
         for pid in pids:
             self.look(pid)
-        text = None
-        if self._refusal is None:
-            self._refusal = self._policy.refusal(
-                cause,
-                end,
-                now,
-                round=self.round,
-                most=self._most,
-                is_asked=is_asked,
-                has_mpi=self._has_mpi,
-                is_unfit=is_unfit,
-            )
-            if is_orphaned and not self._refusal:
-                self._refusal = "the launcher of rank 0 is gone"
-            if self._refusal and cause.is_failure:
-                text = f"no restart: {self._refusal}"
+        decision = self._policy.decide(
+            cause,
+            end,
+            now,
+            is_asked=is_asked,
+            has_mpi=self._has_mpi,
+            is_orphaned=is_orphaned,
+            is_unfit=is_unfit,
+        )
+        if decision.is_first:
             failed = failed_round(
                 self.round,
                 cause.ranks,
@@ -143,10 +135,7 @@ class Restarts:
                 seconds=round(now - self._start, 3),
             )
             self.rounds.append(failed)
-        elif is_asked and not self._refusal:  # since then
-            self._refusal = STOPPED
-            text = f"no restart: {self._refusal}"
-        return replace(cause, restarts=not self._refusal), text
+        return replace(cause, restarts=decision.restarts), decision.text
 
     def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
         """A round has ended, and another one follows, which `announce` prints."""

@@ -21,7 +21,8 @@ _OF_PROCESSES = ("gpu_uuid", "pid", "used_memory")
 # From nvml.h, nvmlClocksThrottleReasons: hardware slowdown, of heat, of the power supply
 _SLOWDOWNS = {0x08: "hardware", 0x40: "heat", 0x80: "power brake"}
 _MIB = 1 << 20
-_POLL = 0.02  # seconds
+_AT_LEAST = 0.02  # seconds for an answer, where the time is up
+_KILLED = 0.5  # seconds for a killed program to end on a busy host, where no driver holds it
 
 
 class DriverHangs(Exception):  # noqa: N818 - an answer, not an error
@@ -87,7 +88,7 @@ def _output(command: Sequence[str], end: float) -> str:
     except OSError:
         return ""
     try:
-        output, _ = process.communicate(timeout=max(end - time.monotonic(), _POLL))
+        output, _ = process.communicate(timeout=max(end - time.monotonic(), _AT_LEAST))
     except subprocess.TimeoutExpired:
         _leave(process)
         text = f"{PROGRAM} has not answered in time: a driver that hangs, or is slow to start"
@@ -101,7 +102,7 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.stdout.close()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_POLL)
+        process.wait(_KILLED)
 
 
 def _number(text: str) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 from ..base.errors import CODES
 from ..base.process import signal_of_code
@@ -53,30 +54,75 @@ def failed_round(
     }
 
 
+class Decision(NamedTuple):
+    """Whether another round follows a failure."""
+
+    restarts: bool
+    text: str | None  # why none does, to be printed once
+    is_first: bool  # of this round
+
+
 class RestartPolicy:
-    """Decides after each failure of a job."""
+    """Decides once in each round of a job; a stop that is asked for later calls the next one off."""
 
     def __init__(self, settings: RestartSettings, *, of_launcher: bool) -> None:
+        self._most = settings.most
         self._window = settings.window  # seconds
         # Whether the ranks are launchers, which fail at one place for whatever reason
         self._of_launcher = of_launcher
         self._last_at: dict[str, float] = {}  # the last failure at each place in the code
+        self._round = 0
+        # Why no round follows this one; empty: one does; None: not decided
+        self._refusal: str | None = None
 
-    def refusal(
+    def begin(self, round_: int, most: int) -> None:
+        """A round begins, of a job that rank 0 allows `most` restarts."""
+        self._round = round_
+        self._most = most
+        self._refusal = None
+
+    def decide(
         self,
         cause: RootCause,
         end: ExitStatus | None,  # how the rank of the cause has ended, as far as is known
         now: float,
         *,
-        round: int,  # noqa: A002 - that has failed
-        most: int,  # restarts that are allowed
         is_asked: bool,  # whether the job was asked to stop
         has_mpi: bool,  # whether a rank uses MPI
+        is_orphaned: bool,  # whether the launcher's process above rank 0 is gone
         # Whether its node has failed the check before the round: then the place shows no bug
-        is_unfit: bool = False,
+        is_unfit: bool,
+    ) -> Decision:
+        is_first = self._refusal is None
+        before = self._refusal
+        if is_first:
+            self._refusal = self._refusal_of(
+                end or ExitStatus(),
+                now,
+                is_stopped=is_asked or not cause.is_failure,
+                has_mpi=has_mpi,
+                is_orphaned=is_orphaned,
+                is_unfit=is_unfit,
+            )
+        elif is_asked and not self._refusal:  # since then
+            self._refusal = STOPPED
+        text = None
+        is_said = cause.is_failure or not is_first
+        if self._refusal and is_said and self._refusal != before:
+            text = f"no restart: {self._refusal}"
+        return Decision(not self._refusal, text, is_first)
+
+    def _refusal_of(
+        self,
+        end: ExitStatus,
+        now: float,
+        *,
+        is_stopped: bool,
+        has_mpi: bool,
+        is_orphaned: bool,
+        is_unfit: bool,
     ) -> str:
         """Why no round follows; empty: one does."""
-        end = end or ExitStatus()
         place = ""
         may_be_bug = not (self._of_launcher or is_unfit)
         if may_be_bug:
@@ -86,13 +132,13 @@ class RestartPolicy:
         is_second = place != "" and ago <= self._window
         second = f"it is the second failure {place} within {ago:.0f} s"
         code, what = _exit_code_of(end)
-        is_stopped = is_asked or not cause.is_failure
         return first_that_holds(
             (is_stopped, STOPPED),
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),
-            (round >= most, f"--max-restarts {most} allows no more"),
+            (self._round >= self._most, f"--max-restarts {self._most} allows no more"),
+            (is_orphaned, "the launcher of rank 0 is gone"),
             (True, ""),
         )
 

@@ -7,12 +7,13 @@ from here, so that moving or renaming a part changes one file.
 from distboot import frameworks
 from distboot.agent.claims import Claims
 from distboot.agent.launcher_process import find
+from distboot.agent.orphans import end_orphans
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
 from distboot.base.commands import command_error
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL, RANK
-from distboot.base.process import Process, ends_at, proc_stat
+from distboot.base.process import MPI_LIBRARY, Process, ends_at, proc_stat
 from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
 from distboot.cli.run_options import parse, run_parser
@@ -41,7 +42,7 @@ from distboot.host.shared_variables import shared, taken
 from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership, build_membership
-from distboot.rendezvous.messages import Go, Members, Ready, WorkerInfo
+from distboot.rendezvous.messages import Go, Members, Ready, Refused, WorkerInfo
 from distboot.rendezvous.protocol import Frames, ProtocolError, decode, encode
 from distboot.rendezvous.shared_cpus import shared_cpus
 from distboot.startup import bound_cpus
@@ -57,6 +58,7 @@ __all__ = [
     "INNERMOST_FIRST",
     "INTERNAL",
     "LAUNCHERS",
+    "MPI_LIBRARY",
     "NUMBERS",
     "RANK",
     "Claims",
@@ -70,6 +72,7 @@ __all__ = [
     "Process",
     "ProtocolError",
     "Ready",
+    "Refused",
     "Session",
     "StopPages",
     "Target",
@@ -86,6 +89,7 @@ __all__ = [
     "detect_here",
     "docker_options",
     "encode",
+    "end_orphans",
     "ends_at",
     "examine",
     "find",

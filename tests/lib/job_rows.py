@@ -46,7 +46,7 @@ from distboot.job.first_failure import GATHERING
 from distboot.job.job import Job
 from distboot.job.keys import GONE, Keys
 from distboot.job.messages import KINDS, Failing, Register, StopAt
-from distboot.job.restarts import STOPPED, RestartPolicy
+from distboot.job.restarts import RestartPolicy
 from distboot.job.root_cause import RankState, RootCause, ranks_of
 from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
@@ -180,12 +180,11 @@ class Rounds:
         self.round = 0
         self._most = most
         self._policy = RestartPolicy(RestartSettings(most=most), of_launcher=False)
-        self._refusal: str | None = None
 
     def begin(self) -> None:
         """Another round begins."""
         self.round += 1
-        self._refusal = None
+        self._policy.begin(self.round, self._most)
 
     def decided(
         self,
@@ -198,26 +197,16 @@ class Rounds:
         is_orphaned: bool,
         is_unfit: bool,
     ) -> tuple[RootCause, str | None]:
-        text = None
-        if self._refusal is None:
-            self._refusal = self._policy.refusal(
-                cause,
-                end,
-                now,
-                round=self.round,
-                most=self._most,
-                is_asked=is_asked,
-                has_mpi=False,
-                is_unfit=is_unfit,
-            )
-            if is_orphaned and not self._refusal:
-                self._refusal = "the launcher of rank 0 is gone"
-            if self._refusal and cause.is_failure:
-                text = f"no restart: {self._refusal}"
-        elif is_asked and not self._refusal:
-            self._refusal = STOPPED
-            text = f"no restart: {self._refusal}"
-        return replace(cause, restarts=not self._refusal), text
+        decision = self._policy.decide(
+            cause,
+            end,
+            now,
+            is_asked=is_asked,
+            has_mpi=False,
+            is_orphaned=is_orphaned,
+            is_unfit=is_unfit,
+        )
+        return replace(cause, restarts=decision.restarts), decision.text
 
 
 class PureJob:

@@ -5,25 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conftest import Run, StartRank0
+from inside import MPI_LIBRARY, Refused, end_orphans
 from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
-from supervised import ENDS, Job, Start, raised, until
-
-from distboot.agent.orphans import end_orphans
-from distboot.agent.restarts import Restarts
-from distboot.base.process import MPI_LIBRARY
-from distboot.base.settings import RestartSettings
-from distboot.job.exit_status import ExitStatus
-from distboot.job.root_cause import RankState, from_exit
-from distboot.rendezvous.earlier import describe_earlier
-from distboot.rendezvous.membership import EarlierAgent
-from distboot.rendezvous.messages import Refused
+from supervised import ENDS, Job, Start, until
 
 _ROUND = """
 round_ = int(os.environ["DISTBOOT_RESTART_COUNT"])
@@ -406,17 +396,6 @@ def test_rank_0_that_never_returns_is_named(start: Start) -> None:
     assert "set MASTER_ADDR" not in job.output(1)
 
 
-def test_agents_of_the_last_round_show_hosts() -> None:
-    agents = [EarlierAgent(2, "b", 1.0), EarlierAgent(3, "b", 2.0), EarlierAgent(5, "c\n")]
-    when = time.strftime("%H:%M:%S", time.localtime(2.0))
-    assert describe_earlier(agents, "rank") == (
-        f"; ranks 2-3 on b were lost at {when} and have not come back"
-        "; rank 5 on c\\n was there in the round before"
-    )
-    many = [EarlierAgent(number, str(number)) for number in range(10)]
-    assert describe_earlier(many, "node").endswith("; and those of 2 other hosts")
-
-
 def test_second_agent_of_a_present_rank_is_refused(
     rank0: StartRank0,
 ) -> None:
@@ -428,57 +407,6 @@ def test_second_agent_of_a_present_rank_is_refused(
     assert "comes a second time, and rank 1 is there already, as process 1001 on 'a'" in late.why
     last = Rank(first.port, record(2, 3))
     assert {each.met().round for each in (first, again, last)} == {4}  # which only one of them knew
-
-
-def _raised(words: str, line: int = 7) -> ExitStatus:
-    return raised(words, place=f"step (train.py:{line})")
-
-
-_OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "of_launcher", "goes_on"),
-    [
-        (_raised("ValueError: 1"), _raised("ValueError: 2"), False, False),
-        (_raised("ValueError: 1"), _raised("ValueError: 1", line=8), False, True),
-        (_OF_A_PEER, _OF_A_PEER, False, True),
-        (ExitStatus(code=3), ExitStatus(code=3), False, False),
-        # Of a shell: which signal has ended a program
-        (ExitStatus(code=137), ExitStatus(code=137), False, True),
-        # Which ends alike for all that happens
-        (ExitStatus(code=1), ExitStatus(code=1), True, True),
-    ],
-)
-def test_second_failure_at_one_place_is_a_bug(
-    first: ExitStatus, second: ExitStatus, of_launcher: bool, goes_on: bool
-) -> None:
-    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
-    for round_, end in enumerate((first, second)):
-        restarts.begin(round_, 5)
-        cause, said = restarts.decided(
-            from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, pids=[], is_asked=False
-        )
-    assert cause.restarts is goes_on
-    assert (said is None) is goes_on
-
-
-def test_failure_on_an_unfit_node_is_no_bug() -> None:
-    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=False)
-    end = _raised("ValueError: 1")
-    goes_on = []
-    for round_, is_unfit in enumerate((False, True, False)):
-        restarts.begin(round_, 5)
-        cause, _ = restarts.decided(
-            from_exit(RankState(1, "a", 0, 1), end, 0.0),
-            end,
-            10.0,
-            pids=[],
-            is_asked=False,
-            is_unfit=is_unfit,
-        )
-        goes_on.append(cause.restarts)
-    assert goes_on == [True, True, False]
 
 
 def test_no_file_is_left_open_by_a_round(distboot: Run, tmp_path: Path) -> None:

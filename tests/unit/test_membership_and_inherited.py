@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -15,7 +16,8 @@ from distboot import DistbootError, detect
 from distboot.base.text import with_nodes
 from distboot.detection.export import for_launcher, merged, variables
 from distboot.detection.inherited import VARIABLE, restored
-from distboot.rendezvous.membership import build_membership
+from distboot.rendezvous.earlier import describe_earlier
+from distboot.rendezvous.membership import EarlierAgent, build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import plan_of
 
@@ -300,3 +302,14 @@ def test_consecutive_missing_nodes_are_grouped() -> None:
     node_of = {rank: rank // 8 for rank in range(100_000)}
     assert with_nodes([3, *range(9, 100_000)], node_of) == "3 (node 0), 9-99999 (nodes 1-12499)"
     assert with_nodes([8, 10, 16, 32], node_of) == "8, 10 (node 1), 16 (node 2), 32 (node 4)"
+
+
+def test_agents_of_the_last_round_show_hosts() -> None:
+    agents = [EarlierAgent(2, "b", 1.0), EarlierAgent(3, "b", 2.0), EarlierAgent(5, "c\n")]
+    when = time.strftime("%H:%M:%S", time.localtime(2.0))
+    assert describe_earlier(agents, "rank") == (
+        f"; ranks 2-3 on b were lost at {when} and have not come back"
+        "; rank 5 on c\\n was there in the round before"
+    )
+    many = [EarlierAgent(number, str(number)) for number in range(10)]
+    assert describe_earlier(many, "node").endswith("; and those of 2 other hosts")
