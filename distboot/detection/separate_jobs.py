@@ -1,7 +1,7 @@
 """Jobs of one node that may be several: each process of an outer launcher starts one of them.
 
-`mpirun -n 2 torchrun --nproc-per-node 8 train.py` trains two models, as does torchrun on each node
-of a platform where it is told of one node. Each of them is whole, so nothing fails. It is not an
+`mpirun -n 2 torchrun --nproc-per-node 8 train.py` trains two models, as does torchrun or mpirun on
+each node of a platform where it is told of one node. Each of them is whole, so nothing fails. It is not an
 error: jobs may be meant to be separate. Where no launcher is known that is further out, the
 variables of an unknown one may still show other nodes (`signs`). Pure.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import filterfalse
+from operator import attrgetter
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
@@ -32,17 +33,18 @@ _NODE = pattern(
 )
 # Platforms set it, and few launchers do
 _OF_NODES = {VARIABLES["node_rank"]}
+_numbers_nodes = attrgetter("nodes")
 
 
 def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
     """The processes of an outer launcher, which may have started a job of one node each."""
-    if placement.num_nodes != 1 or _TERMINAL in environ:
+    has_other_nodes = placement.num_nodes != 1
+    is_typed = _TERMINAL in environ
+    if has_other_nodes or is_typed:
         return None
     own = LAUNCHERS[placement.launcher]
     outer = _without(own, Environment.of(environ).without_ours)
-    launchers = present(environ)
-    further_out = launchers[launchers.index(own) + 1 :]
-    for other in further_out:
+    for other in _further_out(own, environ):
         theirs = _processes_of(other, outer)
         if theirs is not None and theirs.world_size > 1:
             text = _described(other, theirs, environ)
@@ -53,6 +55,15 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
         listed = ", ".join(shown)
         return _unused(own, f"the environment shows other nodes ({listed})", "jobs")
     return None
+
+
+def _further_out(own: Launcher, environ: Mapping[str, str]) -> list[Launcher]:
+    """The launchers each of whose processes may have started a job."""
+    launchers = present(environ)
+    found = launchers[launchers.index(own) + 1 :]
+    if own.uses_daemons:  # which the processes of others may be
+        return list(filter(_numbers_nodes, found))
+    return found
 
 
 def _is_of_nodes(sign: Sign) -> bool:

@@ -40,8 +40,8 @@ def unused(
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
     if named in (OFF, NO_LAUNCHER):
         return None
-    if not named and LAUNCHERS[placement.launcher].told_ranks_per_node:
-        from .separate_jobs import outer_processes  # here, as most launchers start all ranks
+    if not named and LAUNCHERS[placement.launcher].is_told_of_nodes:
+        from .separate_jobs import outer_processes  # here, as others know the nodes themselves
 
         outer = outer_processes(placement, environ)
         if outer is not None:

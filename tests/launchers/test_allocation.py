@@ -96,6 +96,7 @@ def test_captures_of_launchers_are_not_warned_of() -> None:
     }
 
 
+SKYPILOT = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}
 TORCHRUN = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=1, per_node=2)
 OF_2_NODES = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=2, per_node=2)
 DEEPSPEED = sample_of(LAUNCHERS["deepspeed"], rank=1, nodes=1, per_node=2)
@@ -105,16 +106,17 @@ def _outer(name: str, nodes: int = 2) -> dict[str, str]:
     return sample_of(LAUNCHERS[name], rank=0, nodes=nodes, per_node=1)
 
 
+def _of_one_node(name: str) -> dict[str, str]:
+    return sample_of(LAUNCHERS[name], rank=1, nodes=1, per_node=2)
+
+
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
         (_outer("openmpi") | TORCHRUN, "openmpi has 2 processes (OMPI_COMM_WORLD_SIZE='2')"),
         (_outer("slurm") | TORCHRUN, "srun has 2 processes (SLURM_STEP_NUM_TASKS='2')"),
         (_outer("slurm") | DEEPSPEED, "srun has 2 processes (SLURM_STEP_NUM_TASKS='2')"),
-        (
-            {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"} | TORCHRUN,
-            "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')",
-        ),
+        (SKYPILOT | TORCHRUN, "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')"),
         ({"NODE_RANK": "1", "NUM_NODES": "2"} | TORCHRUN, "nodes has 2 nodes (NUM_NODES='2')"),
         (
             {"NODE_RANK": "1", "NUM_NODES": "2", "PRIMARY_ADDR": "10.65.0.2"} | DEEPSPEED,
@@ -128,6 +130,16 @@ def _outer(name: str, nodes: int = 2) -> dict[str, str]:
             {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"} | TORCHRUN,
             "the environment shows other nodes (ACME_NODE_RANK='1', ACME_NUM_NODES='2')",
         ),
+        (SKYPILOT | _of_one_node("openmpi"), "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')"),
+        (SKYPILOT | _of_one_node("mpich"), "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')"),
+        (SKYPILOT | _of_one_node("horovodrun"), "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')"),
+        (
+            {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"} | _of_one_node("intelmpi"),
+            "the environment shows other nodes (ACME_NODE_RANK='1', ACME_NUM_NODES='2')",
+        ),
+        (SKYPILOT | sample_of(LAUNCHERS["openmpi"], rank=1, nodes=2, per_node=2), ""),
+        (SKYPILOT | sample_of(LAUNCHERS["mpich"], rank=1, nodes=2, per_node=2), ""),
+        (_outer("slurm") | _of_one_node("openmpi"), ""),
         ({"NODE_RANK": "0", "NUM_NODES": "1"} | TORCHRUN, ""),
         # Settings of torchrun, of one that is elastic, of this job, of others
         ({"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"} | TORCHRUN, ""),

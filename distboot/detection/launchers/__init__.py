@@ -142,6 +142,11 @@ class Launcher(NamedTuple):
     unbind: str = "mpirun --bind-to none, srun --cpu-bind=none"
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
 
+    @property
+    def is_told_of_nodes(self) -> bool:
+        """Whether the user tells it of the nodes, and may tell it of one on each of them."""
+        return self.told_ranks_per_node or self.uses_daemons
+
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
         names = environ.keys()
