@@ -98,6 +98,8 @@ def _say_where() -> int:
 
 
 def _call(name: str, arguments: list[str]) -> int:
+    if name != "run":  # which has handlers of its own
+        _raise_at_interrupt()
     command = COMMANDS[name]
     is_for_help = not _ASKS_FOR_HELP.isdisjoint(arguments[:1])
     if command.needs_settings and not is_for_help:
@@ -106,6 +108,12 @@ def _call(name: str, arguments: list[str]) -> int:
     function = getattr(module, command.function)
     code: int = function(arguments)
     return code
+
+
+def _raise_at_interrupt() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, which `__main__` has turned off for the start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_invalid_settings() -> None:

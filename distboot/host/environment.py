@@ -38,7 +38,15 @@ _OF_EACH_NODE = re.compile(
     """,
     re.VERBOSE,
 )
-MAY_BE_SECRET = re.compile(r".*(SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|KEY|AUTH).*")
+_NAMES_SECRET = re.compile(
+    r"""
+    SECRET|TOKEN|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|KEY|AUTH|BEARER|COOKIE|PRIVATE|SIGNATURE
+    |CONNECTION_?STRING
+    |(^|_)(PWD|PASS|PW|CREDS?|PATS?|JWT|DSN|SAS)(_|$)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_HAS_LOGIN = re.compile(r"://[^/\s]+@")  # user:password@host, or a token in place of both
 
 
 def digests(environ: Mapping[str, str], secret: str) -> Digests:
@@ -50,11 +58,18 @@ def digests(environ: Mapping[str, str], secret: str) -> Digests:
     found = []
     for name in islice(filter(is_compared, sorted(environ)), _MOST):
         digest = ""
-        if not MAY_BE_SECRET.fullmatch(name):
-            value = environ[name].encode(errors="surrogateescape")
-            digest = hmac.new(secret.encode(), value, hashlib.sha256).hexdigest()[:_DIGITS]
+        value = environ[name]
+        if not may_be_secret(name, value):
+            data = value.encode(errors="surrogateescape")
+            digest = hmac.new(secret.encode(), data, hashlib.sha256).hexdigest()[:_DIGITS]
         found.append((name, digest))
     return tuple(found)
+
+
+def may_be_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable stays on its node, by its name or as it has a login in it."""
+    matches = (_NAMES_SECRET.search(name), _HAS_LOGIN.search(value))
+    return any(matches)
 
 
 def is_compared(name: str) -> bool:

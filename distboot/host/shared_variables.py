@@ -12,7 +12,7 @@ from fnmatch import translate
 from itertools import chain
 
 from ..base.errors import DistbootError
-from .environment import MAY_BE_SECRET, is_compared
+from .environment import is_compared, may_be_secret
 
 Shared = tuple[tuple[str, str], ...]  # names and values
 
@@ -29,11 +29,14 @@ def shared(environ: Mapping[str, str], patterns: Sequence[str]) -> tuple[Shared,
         DistbootError: `usage`: it is too much to send to every rank.
     """
     meant = _meant(sorted(environ), patterns)
-    secrets = list(filter(MAY_BE_SECRET.fullmatch, meant))
+    secrets = []
     found = []
     for name in meant:
-        if name not in secrets:
-            found.append((name, environ[name]))
+        value = environ[name]
+        if may_be_secret(name, value):
+            secrets.append(name)
+        else:
+            found.append((name, value))
     size = sum(map(len, chain.from_iterable(found)))
     is_too_much = len(found) > MOST or size > _MOST_CHARACTERS
     if is_too_much:

@@ -139,7 +139,8 @@ def run(
     seconds.
 
     Processes that still run then, or at an interrupt, SIGTERM or SIGHUP, are ended, and no more are
-    started. Before, `late` gets the process of rank 0. SIGTERM and SIGHUP raise SystemExit.
+    started. Before, `late` gets the process of rank 0. SIGTERM and SIGHUP raise SystemExit, SIGINT
+    KeyboardInterrupt.
     """
     end = time.monotonic() + limit
     processes: list[subprocess.Popen[bytes]] = []
@@ -167,8 +168,11 @@ def run(
             _end(processes)
 
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class _StopSignals:
-    """SIGTERM and SIGHUP: SystemExit in `as_exits`, and delayed while processes start or end."""
+    """SIGINT, SIGTERM and SIGHUP: raised in `as_exits`, delayed while processes start or end."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -191,22 +195,26 @@ class _StopSignals:
             self._may_exit = False
 
     def exit_if_received(self) -> None:
-        """Raise SystemExit for the first signal; a later one does not interrupt the cleanup."""
-        if self.received:
-            self._may_exit = False
-            raise SystemExit(128 + self.received[0])
+        """Raise for the first signal; a later one does not interrupt the cleanup."""
+        if not self.received:
+            return
+        self._may_exit = False
+        first = self.received[0]
+        if first == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + first)
 
 
 @contextmanager
 def _stop_signals() -> Iterator[_StopSignals]:
-    """Handle SIGTERM and SIGHUP in this block, unless they are ignored, as `nohup` does.
+    """Handle signals that end a program in this block, unless they are ignored, as by `nohup`.
 
     Only the main thread can.
     """
     signals = _StopSignals()
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in _STOP_SIGNALS:
             handler = signal.getsignal(number)
             # None: the handler is not of Python
             if handler not in (signal.SIG_IGN, None):

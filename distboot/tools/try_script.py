@@ -13,7 +13,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..base import terminal
@@ -147,8 +148,7 @@ def _refuse_missing(command: list[str]) -> None:
 
 def _observe(launch: Launch, command: Sequence[str], timeout: float) -> Observed:
     """Run a launch to its end, or to the timeout."""
-    with tempfile.TemporaryDirectory(prefix="distboot-try-") as name:
-        folder = Path(name)
+    with _folder() as folder:
         start = time.monotonic()
         environs = []
         for rank, environ in enumerate(launch.environs(free_port(), os.environ)):
@@ -163,6 +163,21 @@ def _observe(launch: Launch, command: Sequence[str], timeout: float) -> Observed
         if (folder / "report.json").exists():
             report = json.loads((folder / "report.json").read_text())
         return Observed(launch, codes, seconds, output, report, _notes(folder, len(codes)))
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for a launch; a process that the script has left may keep it from being removed."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="distboot-try-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise DistbootError(
+            "output-failed",
+            f"no temporary folder can be made: {error.strerror}",
+            "set TMPDIR to a folder that can be written",
+        ) from None
+    with made as name:
+        yield Path(name)
 
 
 def _of_node(launch: Launch, node: int, folder: Path) -> dict[str, str]:

@@ -75,6 +75,42 @@ def test_variables_of_one_process_are_not_shared() -> None:
     assert shared(environ, ("A*", "R*", "S*", "P*", "L*")) == ((("A", "b"),), [])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("APP_TOKEN", "s"),
+        ("app_token", "s"),
+        ("WANDB_api_key", "s"),
+        ("APP_PWD", "s"),
+        ("DB_PASS", "s"),
+        ("APP_PASSPHRASE", "s"),
+        ("APP_PAT", "s"),
+        ("APP_CREDS", "s"),
+        ("APP_JWT", "s"),
+        ("SESSION_COOKIE", "s"),
+        ("SENTRY_DSN", "s"),
+        ("APP_SAS", "s"),
+        ("AZURE_STORAGE_CONNECTION_STRING", "s"),
+        ("DATABASE_URL", "postgres://user:s@host/db"),
+        ("PROXY_URL", "https://s@host:8080"),
+    ],
+)
+def test_secret_stays_on_rank_0(name: str, value: str) -> None:
+    assert shared({name: value}, (name,)) == ((), [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MODEL_DIR", "/models"),
+        ("DATA_PATH", "s3://bucket/a@b"),
+        ("ENDPOINT", "https://host:8080/x"),
+    ],
+)
+def test_usual_variable_is_shared(name: str, value: str) -> None:
+    assert shared({name: value}, (name,)) == (((name, value),), [])
+
+
 def test_too_much_is_refused() -> None:
     with pytest.raises(DistbootError, match="means 1 variables with 20001 characters"):
         shared({"A": "x" * 20_000}, ("A",))

@@ -97,11 +97,13 @@ def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
 
 @pytest.mark.all
 @needs_torch
-def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ['init_method="env://"', '"env://"'], ids=["keyword", "place"])
+def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path, method: str) -> None:
     begin = 'export MASTER_ADDR=$(scontrol show hostnames "$NONE" 2>/dev/null || echo localhost)\n'
     (tmp_path / "run.sh").write_text(f"{begin}exec {sys.executable} train.py\n")
     both = ("--as", "srun 1x2", "--as", "srun 2x1")
-    code, rows, output = _try(run, *both, "--", "sh", "run.sh", train=_BEGIN + _END)
+    script = _BEGIN.replace('"gloo"', f'"gloo", {method}') + _END
+    code, rows, output = _try(run, *both, "--", "sh", "run.sh", train=script)
     assert rows["srun 1x2"][0].endswith(" s"), output
     assert rows["srun 2x1"][0] == "no"
     assert re.search(
@@ -212,6 +214,7 @@ time.sleep(300)
 @pytest.mark.parametrize(
     ("numbers", "prefix", "code"),
     [
+        pytest.param([signal.SIGINT], [], 128 + signal.SIGINT, id="INT"),
         pytest.param([signal.SIGTERM], [], 128 + signal.SIGTERM, id="TERM"),
         pytest.param([signal.SIGHUP], [], 128 + signal.SIGHUP, id="HUP"),
         # Python handles the lower number, HUP, first.
@@ -247,6 +250,32 @@ def test_signal_ends_all_ranks(
         tried.wait()
         for pid in filter(_is_running, pids):
             os.kill(pid, signal.SIGKILL)
+
+
+_LEAVES_A_PROCESS = """
+import os, subprocess, sys, time
+writes = "import time; [(open(str(n), 'w'), time.sleep(0.005)) for n in range(600)]"
+subprocess.Popen([sys.executable, "-c", writes], start_new_session=True, cwd=os.environ["TMPDIR"])
+"""
+
+
+def test_process_that_is_left_costs_no_verdict(run: Run) -> None:
+    code, rows, output = _try(run, "--as", "mpirun 1x2", "train.py", train=_LEAVES_A_PROCESS)
+    assert (code, list(rows)) == (0, ["mpirun 1x2"]), output
+
+
+def test_no_temporary_folder_is_one_error(run: Run) -> None:
+    script = """if True:
+        import sys, tempfile
+        from distboot.cli.main import main
+        tempfile.tempdir = "/nowhere"
+        sys.exit(main(["try", "--as", "mpirun 1x2", "train.py"]))
+    """
+    ended = run(sys.executable, "-c", script, train="")
+    assert ended.returncode == 74
+    said = "error[output-failed]: no temporary folder can be made: No such file or directory"
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def _is_running(pid: int) -> bool:

@@ -122,6 +122,7 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run, tmp_pat
     [
         *(("-b -O -m distboot", "1 1"), ("-bOm distboot", "1 1")),
         *(("-Xutf8=1 -Wmodule -O -m distboot", "0 1"), ("-m distboot", "0 0")),
+        ("-OWignore:m -m distboot", "0 1"),
     ],
 )
 def test_options_of_the_interpreter_reach_the_script(
@@ -131,6 +132,17 @@ def test_options_of_the_interpreter_reach_the_script(
         "import sys; print(sys.flags.bytes_warning, sys.flags.optimize)"
     )
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
+
+
+@pytest.mark.parametrize("host", [["host.py"], ["-m", "host"]], ids=["script", "module"])
+def test_program_that_runs_distboot_by_runpy(run: Run, tmp_path: Path, host: list[str]) -> None:
+    (tmp_path / "host.py").write_text(
+        "import runpy, sys\n"
+        "assert len(sys.argv) == 2, sys.argv  # in a rank, the program starts itself\n"
+        "runpy.run_module('distboot', run_name='__main__', alter_sys=True)\n"
+    )
+    ended = run(sys.executable, *host, "train.py", train="print('trained')")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "trained\n", "")
 
 
 def test_error_of_the_child_is_unchanged(distboot: Run) -> None:

@@ -78,7 +78,10 @@ def _noted_group(distributed: Any) -> Callable[..., Any]:
 
     @functools.wraps(start)
     def noted(*given: Any, **more: Any) -> Any:
-        address = more.get("init_method") or os.environ.get("MASTER_ADDR")
+        method = more.get("init_method") or "".join(map(str, given[1:2]))
+        address = method
+        if method in ("", "None") or method.startswith("env://"):
+            address = os.environ.get("MASTER_ADDR")
         _note(meets=str(address))
         done = start(*given, **more)
         _note(size=distributed.get_world_size())
