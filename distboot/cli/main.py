@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = sys.argv[1:]
     is_process_1 = os.getpid() == 1
     if is_process_1:
-        _exit_on_signals()
+        from .signals import exit_on_signals  # here, as few processes are
+
+        exit_on_signals()
     try:
         return _dispatch(arguments)
     except DistbootError as error:
@@ -49,19 +51,6 @@ def _colored(text: str) -> str:
 
     first, line_end, rest = text.partition("\n")
     return f"{painted(first, 'error')}{line_end}{rest}"
-
-
-def _exit_on_signals() -> None:
-    """Exit on signals in process 1 of a container, too: the kernel drops those without a handler."""
-    from ..base.process import FROM_OUTSIDE  # here, as no other process needs it
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    for number in FROM_OUTSIDE:
-        is_ignored = signal.getsignal(number) is signal.SIG_IGN
-        if not is_ignored:
-            signal.signal(number, end)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -99,7 +88,9 @@ def _say_where() -> int:
 
 def _call(name: str, arguments: list[str]) -> int:
     if name != "run":  # which has handlers of its own
-        _raise_at_interrupt()
+        from .signals import raise_at_interrupt
+
+        raise_at_interrupt()
     command = COMMANDS[name]
     is_for_help = not _ASKS_FOR_HELP.isdisjoint(arguments[:1])
     if command.needs_settings and not is_for_help:
@@ -108,12 +99,6 @@ def _call(name: str, arguments: list[str]) -> int:
     function = getattr(module, command.function)
     code: int = function(arguments)
     return code
-
-
-def _raise_at_interrupt() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, which `__main__` has turned off for the start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_invalid_settings() -> None:

@@ -59,6 +59,13 @@ WAITED = ("timed out waiting", "collective operation timeout", "wait timeout aft
 # What is in it where it was a process of its own that closed a connection: a worker of a data loader, for example.
 _OWN_WORKER = "dataloader worker (pid"
 _OWN_WORKER_FILE = "/multiprocessing/connection.py"
+# Clients of services, of which an exception tells nothing about a peer: Python's, and those below `requests`,
+# `huggingface_hub`, boto3 and fsspec.
+_CLIENTS = (
+    *("/urllib/request.py", "/http/client.py", "-packages/urllib3/"),
+    *("-packages/httpcore/", "-packages/aiohttp/"),
+)
+_OUTPUTS = (1, 2)  # file descriptors
 
 _JUDGED_HEAD = 4 << 20  # characters of the beginning of a message
 _JUDGED_TAIL = 1 << 20  # characters of its end
@@ -227,18 +234,51 @@ def _is_secondary(
     Of a group all members have to.
     """
     is_of_a_peer = False
-    for link in _chain(error):
+    links = list(_chain(error))
+    of_services = _said_by_services(links, texts)
+    for link in links:
         members = _members(link)
         if members:
             is_of_a_peer |= _are_secondary(members, texts, depth + 1)
             continue
         text = texts.judged(link)
         is_of_worker = _OWN_WORKER in text
-        if is_of_worker or _passes(link.__traceback__, _OWN_WORKER_FILE):
+        is_of_worker |= _passes(link.__traceback__, _OWN_WORKER_FILE)
+        if is_of_worker:
             return False
+        is_of_none = _has_any(text, of_services)
+        is_of_none |= _is_of_output(link)
+        if is_of_none:
+            continue
         is_of_a_peer |= isinstance(link, ConnectionError)
         is_of_a_peer |= _has_any(text, GONE + WAITED)
     return is_of_a_peer
+
+
+def _said_by_services(links: list[BaseException], texts: _Texts) -> list[str]:
+    """What the exceptions say that come from a client of a service; others may quote it."""
+    found = []
+    for link in links:
+        if _passes(link.__traceback__, *_CLIENTS):
+            found.append(texts.judged(link))
+            found.append(texts.message(link).lower())
+    return list(filter(None, found))
+
+
+def _is_of_output(error: BaseException) -> bool:
+    """Whether nothing reads what this process prints any more, as after `train.py | head`."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    try:
+        import select
+
+        poll = select.poll()
+        for file in _OUTPUTS:
+            poll.register(file, 0)
+        events = poll.poll(0)
+    except (ImportError, OSError):  # no file can be opened any more
+        return False
+    return any(event & select.POLLERR for _, event in events)
 
 
 def _are_secondary(members: list[BaseException], texts: _Texts, depth: int) -> bool:
@@ -339,11 +379,11 @@ def _has_any(text: str, phrases: Iterable[str]) -> bool:
     return any(phrase in text for phrase in phrases)
 
 
-def _passes(trace: TracebackType | None, file: str) -> bool:
-    """Whether an exception has come through this file."""
+def _passes(trace: TracebackType | None, *files: str) -> bool:
+    """Whether an exception has come through one of these files or folders."""
     for frame in _frames_of(trace):
         name = frame.tb_frame.f_code.co_filename
-        if name.replace(os.sep, "/").endswith(file):
+        if _has_any(name, files):
             return True
     return False
 

@@ -150,6 +150,7 @@ def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
         found[-1].sections.append((f"rank {first} of {wanted.ranks}", output))
         return found
     found = [report for _, report in written[0]]
+    why = why or _without_end(written)
     if not why:
         return found
     # No rank has reported why: a signal has killed one, for example
@@ -177,6 +178,15 @@ def _first_failed(written: Sequence[Sequence[_Written]]) -> int | None:
                 failures.append((at, rank))
     _, first = min(failures, default=(0.0, None))
     return first
+
+
+def _without_end(written: Sequence[Sequence[_Written]]) -> str:
+    """Which rank has not reported the end of the test: code may call `os._exit(0)`; or empty."""
+    for rank, reports in enumerate(written):
+        phases = {report.when for _, report in reports}
+        if "teardown" not in phases:
+            return f"rank {rank} ended with exit code 0 before the test did"
+    return ""
 
 
 def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:
@@ -244,7 +254,10 @@ def _read(item: pytest.Item, path: Path) -> list[_Written]:
         return []
     found = []
     for line in path.read_text().splitlines():
-        one: dict[str, Any] = json.loads(line)
+        try:
+            one: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:  # it was killed while it wrote this line
+            break
         report = item.config.hook.pytest_report_from_serializable(
             config=item.config, data=one["report"]
         )

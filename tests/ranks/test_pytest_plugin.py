@@ -57,6 +57,12 @@ def test_killed(rank):
         os.kill(os.getpid(), 9)
     time.sleep(1000)
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("culprits", [[1], [0, 1]])
+def test_leaves(rank, culprits):
+    if rank in culprits:
+        os._exit(0)
+
 @pytest.mark.ranks(2, timeout=30)
 def test_hangs(rank):
     ctx = distboot.init("none")
@@ -104,6 +110,8 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
         "test_fails_in_one[0]": "FAILED",
         "test_fails_in_one[2]": "FAILED",
         "test_killed": "FAILED",
+        "test_leaves[culprits0]": "FAILED",
+        "test_leaves[culprits1]": "FAILED",
         "test_as_slurm_starts_it": "PASSED",
         "test_fails_on_the_second_node": "FAILED",
         "test_hangs": "FAILED",
@@ -119,6 +127,8 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "AssertionError: the culprit" in out
     assert "AssertionError: the other node" in out
     assert "rank 1 failed first: killed by SIGKILL" in out
+    for rank in (0, 1):
+        assert f"rank {rank} ended with exit code 0 before the test did" in out
     assert "the ranks have not ended within 30 s" in out
     assert "rank 1: test_hangs (test_it.py:" in out
     assert "fixture 'no_such_fixture' not found" in out

@@ -275,6 +275,52 @@ writing.send(1)
     assert (found.type, found.is_secondary) == ("BrokenPipeError", False)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "urllib.request.urlopen(url)",
+        """
+try:
+    urllib.request.urlopen(url)
+except OSError as error:
+    raise RuntimeError(f"no data: {error}") from None
+""",
+        "http.client.HTTPConnection('127.0.0.1', 1).request('GET', '/')",
+    ],
+    ids=["alone", "quoted", "http"],
+)
+def test_service_that_is_gone_is_no_peer(tmp_path: Path, script: str) -> None:
+    begin = "import http.client, urllib.request\nurl = 'http://127.0.0.1:1/'\n"
+    (found,) = exceptions_of(begin + script, tmp_path)
+    assert "Connection refused" in found.message
+    assert not found.is_secondary
+
+
+def test_peer_is_gone_while_a_service_is(tmp_path: Path) -> None:
+    script = """
+import urllib.request
+try:
+    urllib.request.urlopen("http://127.0.0.1:1/")
+except OSError:
+    raise ConnectionResetError(104, "Connection reset by peer")
+"""
+    (found,) = exceptions_of(script, tmp_path)
+    assert found.is_secondary
+
+
+def test_output_that_nobody_reads_is_no_peer(tmp_path: Path) -> None:
+    script = """
+import os
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+os.close(writing)
+os.close(reading)
+print("lost", flush=True)
+"""
+    (found,) = exceptions_of(script, tmp_path)
+    assert (found.type, found.is_secondary) == ("BrokenPipeError", False)
+
+
 _OF_TORCH = """
 import datetime, os, socket, sys, time
 import torch

@@ -78,11 +78,11 @@ def _noted_group(distributed: Any) -> Callable[..., Any]:
 
     @functools.wraps(start)
     def noted(*given: Any, **more: Any) -> Any:
-        method = more.get("init_method") or "".join(map(str, given[1:2]))
-        address = method
-        if method in ("", "None") or method.startswith("env://"):
-            address = os.environ.get("MASTER_ADDR")
-        _note(meets=str(address))
+        address = str(more.get("init_method", *given[1:2]))
+        scheme = address.partition("://")[0]
+        if scheme in ("", "None", "env"):
+            address = os.environ.get("MASTER_ADDR", "")
+        _note(meets=address)
         done = start(*given, **more)
         _note(size=distributed.get_world_size())
         return done
