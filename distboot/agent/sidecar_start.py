@@ -131,8 +131,8 @@ class Sidecar:
 
         control, its_control = socket.socketpair()
         # Both ends stay open here: writing to an agent that was killed must not end the script.
-        reading, writing = os.pipe()
-        self._reports = crash_hooks.out_of_the_way(writing)
+        reading, writing = map(crash_hooks.out_of_the_way, os.pipe())
+        self._reports = writing
         os.set_blocking(self._reports, False)  # whatever the agent does, the script can end
         its_status, status = socket.socketpair()
         # The C library waits there for the answer, but not for an agent that a user has stopped.
@@ -142,9 +142,9 @@ class Sidecar:
             struct.pack("ll", _ANSWER_LIMIT, 0),
         )
         # A number, as the C library needs it when Python's objects are gone
-        self._status = status.detach()
+        self._status = crash_hooks.out_of_the_way(status.detach())
         self._files += [reading, self._reports, self._status]
-        with its_control, its_status:
+        with _moved(its_control) as its_control, _moved(its_status) as its_status:
             files = (its_control.fileno(), reading, its_status.fileno())
             try:
                 subprocess.run(
@@ -162,7 +162,7 @@ class Sidecar:
                 if error.returncode == errno.EAGAIN:
                     why = "this user may not start more processes (ulimit -u)"
                 raise OSError(why) from None
-        self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
+        self.link = AgentLink(_moved(control))
 
     @staticmethod
     def _command(files: tuple[int, ...]) -> list[str]:
@@ -181,6 +181,12 @@ def tell_steps(job: Session) -> None:
     """Report to the agent which steps of the start this process has taken so far."""
     # A message `Phases`, without the modules of the agent's messages, which no script needs.
     crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))
+
+
+def _moved(one: socket.socket) -> socket.socket:
+    """A socket whose file is none of the standard streams, which may be closed here."""
+    file = crash_hooks.out_of_the_way(one.detach())
+    return socket.socket(fileno=file)
 
 
 def report_exit_code(socket_file: int) -> None:

@@ -237,7 +237,11 @@ class Rounds(NamedTuple):
             others |= counts
         exports = self.launch.exports(placement, base, others=others, met=True, bound=bound[rank])
         exports |= counts
-        if is_torchruns and self.launch.options.restarts.most:
+        may_restart = self.launch.options.restarts.most > 0
+        if may_restart:
+            # These are the restarts: a wrapper in the command would multiply their number
+            exports["DISTBOOT_MAX_RESTARTS"] = None
+        if is_torchruns and may_restart:
             # The store of torchrun's agent has the keys of the first round: the script needs a new
             # one.
             assert session.store_address is not None

@@ -515,6 +515,15 @@ def test_init_alone_warns_that_it_cannot_restart(run: Run) -> None:
     )
 
 
+def test_wrapper_in_a_wrapper_multiplies_no_restarts(distboot: Run, tmp_path: Path) -> None:
+    inner = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--"]
+    script = '[ "$RANK" = 0 ] || exec sleep 60; echo start >> starts; exit 5'
+    variables = {"DISTBOOT_MAX_RESTARTS": "2", "DISTBOOT_RESTART_WINDOW": "0"}
+    ended = distboot("--", *inner, "sh", "-c", script, env=variables)
+    assert ended.returncode == 5, ended.stderr
+    assert (tmp_path / "starts").read_text() == "start\n" * 3
+
+
 def test_library_of_mpi_is_known_by_its_name() -> None:
     def is_known(name: str) -> bool:
         return bool(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from launched import in_both_ways, in_one_way
+from ranks import RunRanks
 from supervised import DEFAULT, FAILING, Start, until
 
 # Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
@@ -303,3 +304,15 @@ files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
     running = start(script + DEFAULT, ranks=2)
     running.finish()
     assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&-", ">&- 2>&-"])
+def test_closed_streams_take_no_agent(run_ranks: RunRanks, closed: str) -> None:
+    """The agent's files would have their numbers."""
+    script = """
+import distboot
+ctx = distboot.init("none", join_timeout=30)
+ctx.barrier()
+"""
+    before = ("sh", "-c", f'exec {sys.executable} "$0" {closed}')
+    assert [rank.code for rank in run_ranks(script, before=before)] == [0, 0]
