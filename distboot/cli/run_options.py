@@ -108,7 +108,13 @@ _DESCRIPTION = (
     "found, 126 not executable)."
 )
 _USAGE = "python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]"
-_NOT_WITH_EXEC = ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts")
+_NOT_WITH_EXEC = {
+    "grace": "--grace",
+    "log_dir": "--log-dir",
+    "log_prefix": "--log-prefix",
+    "report": "--report",
+    "nproc_per_node": "--nproc-per-node (or DISTBOOT_NPROC_PER_NODE)",
+}
 
 
 def run_parser() -> Parser:
@@ -195,9 +201,9 @@ def _refuse_with_exec(options: SimpleNamespace) -> None:
     if options.framework in _NEED_WRAPPER:
         holds = f"--framework {options.framework}, for which the wrapper holds a port,"
         parser.error(f"{holds} {_WITH_EXEC}")
-    for name in _NOT_WITH_EXEC:
+    for name, option in _NOT_WITH_EXEC.items():
         if getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
+            parser.error(f"{option} {_WITH_EXEC}")
 
 
 def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:

@@ -123,16 +123,27 @@ def has_any(options: SimpleNamespace) -> bool:
 
 def without_separator(options: SimpleNamespace, target: list[str]) -> list[str]:
     """The target without the first `--` after its script or module, which torchrun drops, too."""
-    if options.no_python and target[0] != "--":
+    is_command = options.no_python and target[0] not in ("--", "-m")
+    if is_command:
         return ["--", *target]
     before = 1
     if target[0] == "-m":
+        _refuse_no_python(options)
         before = 2
     words = target[:before]
     rest = target[before:]
     if has_any(options) and rest[:1] == ["--"]:
         rest = rest[1:]
     return [*words, *rest]
+
+
+def _refuse_no_python(options: SimpleNamespace) -> None:
+    if options.no_python:
+        raise DistbootError(
+            "usage",
+            "--no-python is for a command, and -m for a module of Python",
+            "leave one of them out",
+        )
 
 
 def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
@@ -156,6 +167,8 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
         del variables["MASTER_ADDR"]
     else:
         endpoint = _endpoint(options.rdzv_endpoint)
+        for name, value in endpoint.items():
+            _refuse_two(options.rdzv_endpoint, variables[name], value)
         variables.update(endpoint)
     if nnodes is not None:
         variables.update(_numbers(options, nnodes, environ))
@@ -292,6 +305,18 @@ def _endpoint(text: str | None) -> dict[str, str]:
     if port is not None:
         found["MASTER_PORT"] = str(port)
     return found
+
+
+def _refuse_two(endpoint: str, given: str | None, value: str) -> None:
+    """Refuse a host or port of rank 0 that is not the one of `--rdzv-endpoint`."""
+    if given in (None, value):
+        return
+    raise DistbootError(
+        "usage",
+        f"--rdzv-endpoint {short_repr(endpoint)}, and {short_repr(given)} with --master-addr or "
+        "--master-port: both say where rank 0 is",
+        "leave one of them out",
+    )
 
 
 def _refuse_streams(given: str) -> None:

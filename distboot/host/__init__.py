@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 
 from ..base.errors import DistbootError
@@ -22,8 +23,19 @@ def derived_port(job_id: str) -> int:
     return DERIVED_PORTS[checksum % len(DERIVED_PORTS)]
 
 
+def lease_name(port: int) -> str:
+    """The name of the Unix socket that the job binds which has a port of this host.
+
+    In the abstract namespace, which is as wide as that of the ports (unix(7)).
+    """
+    return f"\0distboot-port-{port}"
+
+
 def free_port() -> int:
-    """A TCP port that is free on this host, and above the ephemeral ports, so that it stays so."""
+    """A TCP port that is free on this host, and above the ephemeral ports, so that it stays so.
+
+    It is also none that another job has, whose script does not listen there yet.
+    """
     import socket
 
     # Every 45th port from a random one, so that processes that search at the same time do not
@@ -31,8 +43,14 @@ def free_port() -> int:
     start = int.from_bytes(os.urandom(4), "big")
     for attempt in range(100):
         port = DERIVED_PORTS[(start + 45 * attempt) % len(DERIVED_PORTS)]
-        with suppress(OSError), socket.socket() as probe:
+        with (
+            suppress(OSError),
+            socket.socket() as probe,
+            socket.socket(socket.AF_UNIX) as lease,
+        ):
             probe.bind(("", port))
+            if sys.platform == "linux":
+                lease.bind(lease_name(port))
             return port
     raise DistbootError(
         "port-taken",

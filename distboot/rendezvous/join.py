@@ -13,7 +13,7 @@ from functools import partial
 
 from ..base.errors import DistbootError
 from ..base.text import escape_control, log_line
-from ..host import network
+from ..host import lease_name, network
 from .connection_pool import allow_files
 from .coordinator import Coordinator, WhyMissing
 from .events import Event, EventLog
@@ -304,7 +304,7 @@ class PortLease:
 
 def _names(port: int, plan: JoinPlan) -> Iterator[tuple[str, type[PortInUse]]]:
     """The names to bind, and what it means if one is taken."""
-    name = f"\0distboot-port-{port}"
+    name = lease_name(port)
     if not plan.secret:
         yield f"{name}-{plan.job}", PortInUseByThisJob
     yield name, PortInUse

@@ -176,7 +176,7 @@ def describe(
     found.more = len(leaves) - 1
     found.place = clean(place)
     found.is_secondary = is_secondary
-    for link in _chain(shown):
+    for link in chain(shown):
         judged = texts.judged(link)
         found.has_waited |= _has_any(judged, WAITED)
     return found
@@ -234,7 +234,7 @@ def _is_secondary(
     Of a group all members have to.
     """
     is_of_a_peer = False
-    links = list(_chain(error))
+    links = list(chain(error))
     of_services = _said_by_services(links, texts)
     for link in links:
         members = _members(link)
@@ -287,7 +287,7 @@ def _are_secondary(members: list[BaseException], texts: _Texts, depth: int) -> b
     return all(_is_secondary(member, texts, depth) for member in members)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and those that led to it, also where `from None` hides them, each once."""
     seen = {id(None)}
     left: list[Any] = [error]

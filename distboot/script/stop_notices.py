@@ -43,7 +43,7 @@ class MetadataService:
     def __init__(self, address: str) -> None:
         self.address = address
         host, _, port = address.rpartition(":")
-        self._host = host
+        self._host = host  # an IPv6 address is in brackets
         self._port = int(port)
         self.known: dict[str, str] = {}  # what a provider has learned, by name
 
@@ -62,7 +62,8 @@ class MetadataService:
             lines.append("Content-Length: 0")
         request = "\r\n".join([*lines, "", ""]).encode("ascii")
         end = time.monotonic() + _TIMEOUT
-        with socket.create_connection((self._host, self._port), _TIMEOUT) as connection:
+        host = self._host.strip("[]")
+        with socket.create_connection((host, self._port), _TIMEOUT) as connection:
             connection.sendall(request)
             received = _receive(connection, end)
         source: Any = _Received(received)

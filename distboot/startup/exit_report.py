@@ -1,23 +1,25 @@
-"""The error of a script that has no agent, for the platform's termination log."""
+"""What ends a script that has no agent, for the platform's termination log."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from ..base.errors import DistbootError
 
 
 def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool]) -> None:
-    """At exit, write this error of `init` to the log, unless a later init() succeeded."""
+    """At exit, write this error of `init` to the log, or what has ended the script instead.
+
+    Nothing where a later init() succeeded.
+    """
     from ..frameworks._base import at_end
 
     def report() -> None:
-        if _is_interrupt() or has_context():  # the agent of a context knows why it ends
+        if has_context():  # its agent knows why the script ends
             return
-        from ..agent import platform_log  # here, as most scripts end well
-
-        platform_log.write(str(error))
+        _write(error)
 
     at_end(exited=report, failed=report)
 
@@ -26,19 +28,22 @@ def report_exception_at_exit() -> None:
     """At exit, write the uncaught exception of a process that is alone to the log."""
     from ..frameworks._base import at_end
 
-    def report() -> None:
-        if _is_interrupt():
-            return
-        from ..agent import platform_log  # here, as most scripts end well
-
-        platform_log.write_uncaught()
-
+    report = partial(_write, None)
     at_end(failed=report)
 
 
-def _is_interrupt() -> bool:
-    """Whether Ctrl-C ends the script.
+def _write(error: DistbootError | None) -> None:
+    """Write an error of `init`, or another exception that has ended the script."""
+    last = getattr(sys, "last_value", error)
+    # Ctrl-C is not a failure. And after these imports Python would not end by SIGINT.
+    if isinstance(last, KeyboardInterrupt):
+        return
+    from ..agent import platform_log  # here, as most scripts end well
+    from ..script.exceptions import chain
 
-    That is not a failure. And after the import in `report` Python would not end by SIGINT.
-    """
-    return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    assert last is not None
+    led_to_it = map(id, chain(last))
+    if id(error) in led_to_it:
+        platform_log.write(str(error))
+    else:
+        platform_log.write_uncaught()

@@ -166,7 +166,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         (
             "run --nproc-per-node 2 --exec -- true",
             "usage",
-            "--nproc-per-node cannot be used with --exec",
+            "--nproc-per-node (or DISTBOOT_NPROC_PER_NODE) cannot be used with --exec",
         ),
         (
             "run --exec --framework horovod -- true",

@@ -155,6 +155,30 @@ except distboot.DistbootError:
     assert "s3cr" not in said
 
 
+@needs_namespace
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ("raise ValueError('no data')", "distboot: uncaught exception: ValueError: no data"),
+        ("raise ValueError('no data') from failed", "distboot: error[unknown-framework]: "),
+        ("raise failed", "distboot: error[unknown-framework]: "),
+    ],
+    ids=["another", "led to", "the same"],
+)
+def test_what_ends_the_script_is_there(run: Run, logs: list[Path], later: str, said: str) -> None:
+    script = f"""
+import distboot
+try:
+    distboot.init("torhc")
+except distboot.DistbootError as error:
+    failed = error
+{later}
+"""
+    env = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert run(*_CONTAINER, sys.executable, "-c", script, env=env).returncode != 0
+    assert logs[0].read_text().startswith(said)
+
+
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "termination-log"

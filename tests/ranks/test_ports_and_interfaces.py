@@ -18,7 +18,7 @@ from conftest import Run
 from rendezvous_peers import plan_for, record
 
 from distboot import DistbootError, detect
-from distboot.host import network, sockets
+from distboot.host import free_port, network, sockets
 from distboot.rendezvous import join
 from distboot.rendezvous.join import PortInUse, PortLease, listening
 from distboot.rendezvous.plan import candidate_ports
@@ -42,6 +42,14 @@ def test_ports_agree_and_begin_with_the_given() -> None:
     assert len(set(ports[0])) == 5
     assert ports == [ports[0]] * 4
     assert not set(ports[0]) & set(candidate_ports(detect(_plain(0, 4, 29501))))
+
+
+def test_port_of_another_job_is_not_free(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distboot.host.DERIVED_PORTS", range(port, port + 1))
+    lease = PortLease(port, plan_for(record(0, 2), port))
+    with closing(lease), pytest.raises(DistbootError, match="none of 100 ports"):
+        free_port()
+    assert free_port() == port
 
 
 def test_port_of_torchruns_agent_is_left_alone() -> None:

@@ -1,6 +1,7 @@
 """Notices of Azure and AWS, read from a stand-in for the metadata service that may answer anything."""
 
 import json
+import socket
 import socketserver
 import sys
 import threading
@@ -80,9 +81,13 @@ class StandIn:
                 with suppress(OSError):
                     stand_in.answers.get(path, reply("", "404 Not Found"))(self.connection)
 
-        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.address = f"127.0.0.1:{self.server.server_address[1]}"
+        class Server(socketserver.ThreadingTCPServer):
+            address_family = socket.AF_INET6
+            daemon_threads = True
+
+        self.server = Server(("", 0), Handler)  # of IPv4, too
+        self.port = self.server.server_address[1]
+        self.address = f"127.0.0.1:{self.port}"
 
 
 @contextmanager
@@ -108,6 +113,14 @@ def test_notice_of_a_spot_instance_uses_the_token() -> None:
     put, get = found.requests
     assert put.startswith(f"PUT {TOKEN} HTTP/1.1\n")
     assert "X-aws-ec2-metadata-token: TOKEN==" in get.splitlines()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+@pytest.mark.parametrize("host", ["[::1]", "::1"])
+def test_service_has_an_ipv6_address(host: str) -> None:
+    with stand_in(token=reply("T"), aws=reply('{"action": "stop"}')) as found:
+        service = MetadataService(f"{host}:{found.port}")
+        assert aws_notice(service) == "AWS spot notice stop"
 
 
 @pytest.mark.parametrize(
@@ -225,8 +238,8 @@ sys.exit(time.monotonic() > end)
 def test_job_goes_on_beside_a_service_that_hangs(run_ranks: RunRanks) -> None:
     script = """
 import time, distboot
-begin = time.monotonic()
 with distboot.init("none", join_timeout=60) as ctx:
+    begin = time.monotonic()
     for _ in range(20):
         assert not ctx.preempted
         ctx.barrier()
