@@ -44,9 +44,6 @@ def start(
 
     `DistbootError`: the command cannot be run.
     """
-    files: tuple[int, ...] = ()
-    if command.file is not None:
-        files = (command.file,)
     stdout = None
     stderr = None
     if command.logs is not None:
@@ -58,7 +55,9 @@ def start(
         process = subprocess.Popen(
             command.words,
             env=_environ(command),
-            pass_fds=files,
+            # What this process was started with is for the command: Hydra's socket (PMI_FD), a
+            # shell's `<(…)`. Files of our own are closed there (PEP 446).
+            close_fds=False,
             stdout=stdout,
             stderr=stderr,
             preexec_fn=prepare,  # noqa: PLW1509 - it imports nothing, and takes no lock
@@ -107,6 +106,8 @@ def _prepared(
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # it has died in between
             os.kill(os.getpid(), signal.SIGKILL)
+        if command.file is not None:
+            os.set_inheritable(command.file, True)
         limit_files(open_files)
         bind(command.cpus)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,44 @@
+"""Files that a launcher or a shell has opened for a command reach it through the wrapper, under their numbers."""
+
+import sys
+
+import pytest
+from conftest import Run
+from launched import MPICH, needs_mpich
+
+_INIT = """
+import ctypes
+mpi = ctypes.CDLL("libmpich.so.12", mode=ctypes.RTLD_GLOBAL)
+assert mpi.MPI_Init(None, None) == 0
+rank, size = ctypes.c_int(-1), ctypes.c_int(-1)
+world = 0x44000000  # MPI_COMM_WORLD of MPICH's ABI
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+print("rank", rank.value, "of", size.value, flush=True)
+mpi.MPI_Finalize()
+"""
+
+
+@needs_mpich
+def test_mpi_starts_by_the_socket_of_hydra(run: Run, port: int) -> None:
+    """PMI_FD is its number; without it MPI_Init fails."""
+    mpiexec = [str(MPICH), "-n", "2", "-genv", "MASTER_PORT", str(port)]
+    ended = run(*mpiexec, sys.executable, "-m", "distboot", "train.py", train=_INIT)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+@pytest.mark.parametrize("options", ["", "--nproc-per-node 1", "--report job.json"])
+def test_file_of_a_shell_is_a_script(run: Run, options: str) -> None:
+    ours = f"{sys.executable} -m distboot run {options}"
+    ended = run("bash", "-c", f"{ours} <(echo 'print(7)')")
+    assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
+
+
+def test_files_of_the_wrapper_stay_its_own(run: Run) -> None:
+    script = "import os; print(len(os.listdir('/proc/self/fd')))"
+    alone = run(sys.executable, "train.py", train=script)
+    wrapper = ["-m", "distboot", "run", "--report", "job.json"]
+    below = run(sys.executable, *wrapper, "train.py")
+    # One more: the pipe for what the script reports of its end
+    assert int(below.stdout) == int(alone.stdout) + 1
