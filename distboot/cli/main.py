@@ -60,8 +60,11 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments:
         return _say_where()
     first, *rest = arguments
-    if first in (*_ASKS_FOR_HELP, "help"):
+    if first == "help":
         return _help(rest)
+    if first in _ASKS_FOR_HELP:
+        known = COMMANDS.keys() & rest[:1]
+        return _help([*known])
     if first in _VERSION:
         emit(f"distboot {__version__}")
         return 0
@@ -72,11 +75,19 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help(words: list[str]) -> int:
     """`help` and `help COMMAND`."""
-    known = COMMANDS.keys() & words[:1]
-    if known:
-        return _call(known.pop(), ["--help"])
-    emit(help_text())
-    return 0
+    if not words:
+        emit(help_text())
+        return 0
+    name = words[0]
+    if name in COMMANDS:
+        return _call(name, ["--help"])
+    from ..base.text import did_you_mean, short_repr  # here, as few ask
+
+    raise DistbootError(
+        "usage",
+        f"{short_repr(name)} is not a command",
+        f"{did_you_mean(name, COMMANDS)}the commands are {', '.join(COMMANDS)}",
+    )
 
 
 def _say_where() -> int:

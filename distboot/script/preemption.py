@@ -170,6 +170,7 @@ class Preemption:
             return
         if end is not None:
             seconds = max(end - time.time(), 0.0)
+            seconds = min(seconds, threading.TIMEOUT_MAX)
             timer = threading.Timer(seconds, self.request, ["the job ends soon"])
             timer.daemon = True
             timer.start()

@@ -10,6 +10,8 @@ from ..base.text import short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
 
+_LARGEST = 16 << 20  # characters of a file
+
 
 def badhosts(arguments: list[str]) -> int:
     """The command `badhosts`."""
@@ -36,7 +38,7 @@ def _text(path: str) -> str:
     """The content of a file; a file that is not there has no bad host yet."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            text = file.read(_LARGEST)
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
@@ -46,3 +48,10 @@ def _text(path: str) -> str:
             f"{short_repr(path)} cannot be read: {why}",
             "name the file that DISTBOOT_BAD_HOSTS_FILE has made",
         ) from None
+    if len(text) == _LARGEST:  # an endless device, for example
+        raise DistbootError(
+            "usage",
+            f"{short_repr(path)} has {_LARGEST >> 20} MiB or more, and is no list of bad hosts",
+            "name the file that DISTBOOT_BAD_HOSTS_FILE has made",
+        )
+    return text

@@ -19,7 +19,7 @@ _distboot() {{
   elif [[ $command == completion ]]; then
     COMPREPLY=($(compgen -W "{shells}" -- "$word"))
   else
-    COMPREPLY=($(compgen -f -- "$word"))
+    mapfile -t COMPREPLY < <(compgen -f -- "$word")
     if [[ $COMP_CWORD == 1 ]]; then
       COMPREPLY+=($(compgen -W "{commands}" -- "$word"))
     fi

@@ -74,6 +74,9 @@ def test_badhosts_without_a_file_is_refused(distboot: Run, tmp_path: Path) -> No
     assert done.returncode == 2
     assert "no file: name one, or set DISTBOOT_BAD_HOSTS_FILE" in done.stderr
     assert distboot("badhosts", str(tmp_path / "none yet")).stdout == "\n"
+    endless = distboot("badhosts", "/dev/zero")
+    assert endless.returncode == 2
+    assert "'/dev/zero' has 16 MiB or more" in endless.stderr
     done = distboot("badhosts", str(tmp_path))
     assert done.returncode == 2
     assert "cannot be read: Is a directory" in done.stderr

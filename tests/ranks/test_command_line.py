@@ -373,6 +373,10 @@ def test_help_fits_on_a_screen(distboot: Run) -> None:
     assert "--nproc-per-node 2 train.py" in result.stdout
     assert distboot("help").stdout == result.stdout
     assert distboot("help", "show").stdout == distboot("show", "--help").stdout
+    unknown = distboot("help", "shwo")
+    assert unknown.returncode == 2
+    assert "'shwo' is not a command" in unknown.stderr
+    assert "did you mean 'show'?" in unknown.stderr
 
 
 def test_command_without_arguments_says_where_it_is(distboot: Run) -> None:
@@ -407,6 +411,15 @@ def test_bash_completes_commands_and_options(run: Run, line: str, completed: str
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     assert run("bash", "-c", script, env={"PATH": path}).stdout.strip() == completed
+
+
+def test_bash_completes_a_file_with_a_space(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my file.py").touch()
+    script = (
+        f'eval "$({sys.executable} -m distboot completion bash)"\n'
+        'COMP_WORDS=(distboot run my) COMP_CWORD=2\n_distboot; printf "<%s>" "${COMPREPLY[@]}"'
+    )
+    assert run("bash", "-c", script).stdout == "<my file.py>"
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

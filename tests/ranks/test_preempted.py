@@ -2,11 +2,13 @@
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from ranks import RunRanks
 from supervised import Job, Start, until
 
@@ -75,6 +77,13 @@ def test_job_stops_before_its_end(start_init: Start) -> None:
     end = {"DISTBOOT_STOP_BEFORE_END": "30", "SLURM_JOB_END_TIME": str(round(time.time()) + 36)}
     (read,) = set(stopped_at(start_init(TRAIN, ranks=3, STEP="0.1", **end)))
     assert read > 1
+
+
+def test_job_that_ends_in_thousands_of_years_starts(run: Run) -> None:
+    script = "import distboot; print(distboot.init('none').preempted)"
+    end = {"DISTBOOT_STOP_BEFORE_END": "30", "DISTBOOT_JOB_END_TIME": "99999999999"}
+    ended = run(sys.executable, "-c", script, env=end)
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
 def test_ranks_that_do_not_read_hold_up_none(start_init: Start) -> None:
