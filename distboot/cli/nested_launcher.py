@@ -19,7 +19,8 @@ from .target import SHELLS, Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
 _ENV = pattern(r"[^\0]*\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*")
-_SHELL_COMMAND = pattern(r"\A[^\0]*\0-[a-z]*c\0([^\0]*)")
+# A shell, its options, of which -o has a value, and the text after -c
+_SHELL_COMMAND = pattern(r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]+\0)*?-[a-z]*c\0([^\0]*)")
 
 _LAUNCHERS = (
     *("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "prterun"),

@@ -242,6 +242,23 @@ def test_launcher_as_the_command_is_known(command: str, launcher: str | None) ->
 
 
 @pytest.mark.parametrize(
+    ("shell", "is_known"),
+    [
+        ("sh", True),
+        ("bash -e", True),
+        ("bash -euo pipefail", True),
+        ("env A=1 bash -o pipefail --norc -l", True),
+        ("bash -e run.sh", False),
+        ("python run.py", False),
+    ],
+)
+def test_launcher_in_a_shell_is_known(shell: str, *, is_known: bool) -> None:
+    words = [*shell.split(), "-c", "exec torchrun train.py"]
+    found = nested_launcher(Target(words, len(words)), {})
+    assert (found is not None and found.is_in_shell) == is_known
+
+
+@pytest.mark.parametrize(
     ("before", "options"),
     [
         ("env A=1 deepspeed", ""),
