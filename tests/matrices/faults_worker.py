@@ -19,6 +19,8 @@ from collections.abc import Callable
 
 WAY, FOLDER, FAULT = sys.argv[1:4]
 CULPRITS = [int(rank) for rank in sys.argv[4].split(",")]
+# DistributedDataParallel, as any optimizer of torch, imports torch._dynamo: as long as torch itself takes
+USES_DDP = "FAULTS_DDP" in os.environ
 MIB = 1 << 20
 # steps
 MIDDLE = 10
@@ -117,24 +119,32 @@ def train() -> None:
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    linear = torch.nn.Linear(4, 1)
+    model: torch.nn.Module = linear
+    if USES_DDP:
+        model = torch.nn.parallel.DistributedDataParallel(linear)
     path = os.path.join(FOLDER, "checkpoint")
     begin = 0
     is_first = os.environ["DISTBOOT_RESTART_COUNT"] == "0" and FAULT != "unbroken"
     if os.path.exists(path):
         begin, state = torch.load(path)
-        model.load_state_dict(state)
+        linear.load_state_dict(state)
     loss = torch.zeros(())
     for number in range(begin, MIDDLE if is_first else END):
         torch.manual_seed(1000 * number + RANK)
         x = torch.randn(8, 4)
         loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
-        optimizer.zero_grad()
+        linear.zero_grad()
         loss.backward()
-        optimizer.step()
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                assert parameter.grad is not None
+                if not USES_DDP:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+                parameter.sub_(0.1 * parameter.grad)
         if RANK == 0:
-            torch.save((number + 1, model.state_dict()), f"{path}.part")
+            torch.save((number + 1, linear.state_dict()), f"{path}.part")
             os.replace(f"{path}.part", path)
         dist.barrier()
 

@@ -34,7 +34,7 @@ ENDS_A_RANK = (
     ),
     *("rank-0", "stop", "hog-survivor", "two", "full"),
 )
-UNDER_EACH = ("sigkill", "rank-0")
+UNDER_EACH = ("sigkill", "rank-0")  # and with DistributedDataParallel; it takes twice as long
 _index = itertools.count()
 _LIMIT = 90  # seconds for a training to end
 _ENV = {"DISTBOOT_MAX_RESTARTS": "2", "DISTBOOT_SECRET": "of the job"}
@@ -89,10 +89,13 @@ def test_training_goes_on(
     fault = next(fault for fault in FAULTS if fault.name == name)
     require(launcher, request, fault.missing)
     index = next(_index)
+    env = {**_ENV, **fault.env}
+    if name in UNDER_EACH:
+        env["FAULTS_DDP"] = "1"
     with job(hosts, hosts.shared / f"restarted-{index}", "restarts", launcher) as one:
         fault.before(hosts)
         try:
-            one.start(fault.act, fault.actors, 29600 + index, {**_ENV, **fault.env})
+            one.start(fault.act, fault.actors, 29600 + index, env)
             one.await_ready()
             fault.inject(one)
             _goes_on(one, unbroken)
