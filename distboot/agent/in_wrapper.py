@@ -149,6 +149,13 @@ class WrapperAgent:
         self._is_asked = True
         self._calls.put(partial(self._stopping, number))
 
+    def arrived(self, number: int) -> None:
+        """A signal has arrived; scripts get it, too, and may catch SIGINT and end in their own way."""
+        if number != signal.SIGINT:
+            return
+        grace = self._shell.facts.settings.grace
+        self._shell.own.answers_interrupt_until = time.monotonic() + grace
+
     def holds_term(self, rank: int) -> bool:
         """Whether `ctx.preempted` tells the script of a rank to stop, in place of SIGTERM."""
         if self.is_done or self._shell.stops.is_read(rank) is False:
@@ -168,9 +175,10 @@ class WrapperAgent:
             return False
         return number in self._restarts.harmless
 
-    def shows_stacks(self) -> bool:
-        """SIGQUIT has arrived; returns whether it makes this agent show where all ranks are."""
-        if not self._settings.quit_shows:
+    def shows_stacks(self, number: int) -> bool:
+        """A signal has arrived; returns whether it makes this agent show where all ranks are."""
+        is_question = number == signal.SIGQUIT and self._settings.quit_shows
+        if not is_question:
             return False
         self._calls.put(lambda now: self._shell.ask_stacks(self._show_stacks, now))
         return True

@@ -177,6 +177,9 @@ class MonitoredProcess:
         if self.stopping.is_done and how.status in _OF_DONE:
             how = ExitStatus(code=0)
         external_signal = self.stopping.external_signal
+        has_own_code = how.code not in (None, 0)
+        if has_own_code and self.stopping.answers_interrupt(now):
+            external_signal = int(signal.SIGINT)
         if self.stopping.stopped_by_us:
             external_signal = None
         # Another signal than these was there before ours
@@ -225,7 +228,12 @@ class MonitoredProcess:
     def _take(self, kind: str, text: str, now: float) -> None:
         """Handle an event of the hooks."""
         if kind == EXCEPTION:
-            self.failure.begin(UncaughtException.received(text), now)
+            exception = UncaughtException.received(text)
+            if self.stopping.answers_interrupt(now):  # of a data loader whose workers Ctrl-C ended
+                self.failure.exception = exception
+                self.terminating(now, signal.SIGINT)
+            else:
+                self.failure.begin(exception, now)
         elif kind == PRINTED:
             self.failure.printed()
         elif kind == ENDING:

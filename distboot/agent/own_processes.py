@@ -26,6 +26,8 @@ class OwnProcesses:
         self.watched: dict[int, OwnProcess] = {}  # by rank, once it runs
         self.orders: dict[int, Terminate] = {}  # by rank
         self.shares_keys = False  # whether the keys of our terminal reach the ranks, too
+        # Until when a script that ends by itself answers a SIGINT that came to its wrapper
+        self.answers_interrupt_until = 0.0
         self._facts = facts
         self._untold: list[OwnProcess] = []  # those to be told of the root cause
         self._stopped: set[int] = set()  # ranks whose order was executed

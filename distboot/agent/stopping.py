@@ -107,6 +107,15 @@ class Stopping:
         if number == signal.SIGTERM:
             self._kill_after_grace(now)
 
+    def answers_interrupt(self, now: float) -> bool:
+        """Whether a script that ends by itself does so because of SIGINT."""
+        checks = (
+            now < self._of.shell.own.answers_interrupt_until,
+            self.external_signal is None,
+            not self.stopped_by_us,
+        )
+        return all(checks)
+
     def tell_to_stop(self, now: float) -> None:
         """Its parent got SIGTERM, and holds it back: let `ctx.preempted` tell the script."""
         request = RequestStop(signal.SIGTERM.name)

@@ -13,7 +13,8 @@ What each signal does, while a child runs:
   script by `ctx.preempted`, the agent holds it back, and counts the grace itself. A second SIGTERM
   is always passed on.
 - SIGINT, SIGHUP, SIGQUIT are passed on. What they ask for is the script's to say: a script may
-  handle SIGHUP as "reload". So they count as a request to end only once they have ended a child.
+  handle SIGHUP as "reload". So they count as a request to end only once they have ended a child. A
+  script that ends in its own way within the grace after SIGINT has been stopped by it, too.
 - What the terminal sends to its foreground group has reached the child already, if it shares that
   group, and is not passed on. A child has a group of its own where no terminal is involved.
 
@@ -201,6 +202,8 @@ class _Supervision:
                 self._send(self._ending)
         else:
             self._came.add(number)
+            if self._watch is not None:
+                self._watch.arrived(number)
             is_key = is_from_kernel and number in FROM_TERMINAL
             has_reached_child = is_key and self._shared_group
             if not has_reached_child:
@@ -294,7 +297,7 @@ class _Supervision:
     def _forward(self, number: int) -> None:
         """Pass a signal on to the children, or to the agent in their place."""
         watch = self._watch
-        if number == signal.SIGQUIT and watch is not None and watch.shows_stacks():
+        if watch is not None and watch.shows_stacks(number):
             return
         if number != signal.SIGTERM:
             self._send(number)
@@ -349,6 +352,6 @@ class _Supervision:
         """Whether a signal that finds no child does not ask to end."""
         if self._watch is None:
             return False
-        if number == signal.SIGQUIT and self._watch.shows_stacks():
+        if self._watch.shows_stacks(number):
             return True
         return self._watch.is_harmless(number)

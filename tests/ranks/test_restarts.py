@@ -515,6 +515,38 @@ def test_init_alone_warns_that_it_cannot_restart(run: Run) -> None:
     )
 
 
+_CAUGHT = """
+import os, sys, time
+try:
+    open("began-" + os.environ["RANK"], "a").write("began\\n")
+    time.sleep(60)
+except KeyboardInterrupt:
+    %s
+"""
+
+
+@pytest.mark.parametrize("options", [["--nproc-per-node", "2"], []], ids=["node", "alone"])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(1)", 1), ("raise RuntimeError('a worker is gone')", 1), ("os._exit(8)", 8)],
+    ids=["exit", "exception", "_exit"],
+)
+def test_ctrl_c_that_a_script_catches_restarts_nothing(
+    clean_env: dict[str, str], tmp_path: Path, options: list[str], end: str, code: int
+) -> None:
+    (tmp_path / "train.py").write_text(_CAUGHT % end)
+    wrapper = [sys.executable, "-m", "distboot", *options, "--max-restarts", "3", "train.py"]
+    job = subprocess.Popen(wrapper, cwd=tmp_path, env=clean_env, stderr=subprocess.PIPE, text=True)
+    began = [tmp_path / f"began-{rank}" for rank in range(len(options) or 1)]
+    until(lambda: all(file.exists() and file.read_text() for file in began))
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == code, said
+    assert [file.read_text() for file in began] == ["began\n"] * len(began)
+    assert "stopped by an external SIGINT" in said
+    assert "failed first" not in said
+
+
 def test_wrapper_in_a_wrapper_multiplies_no_restarts(distboot: Run, tmp_path: Path) -> None:
     inner = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--"]
     script = '[ "$RANK" = 0 ] || exec sleep 60; echo start >> starts; exit 5'
