@@ -35,6 +35,8 @@ _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
+# Which process of a host it was
+_PLACE = re.compile(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
 LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
 _MOST_CODES = 6
@@ -106,18 +108,30 @@ def summary_line(
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
     how = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
-    later = job.later_failures()
-    if later:
-        how += f"; {later} failed after that"
-    how += _earlier(rounds, membership.round)
+    later = ""
+    count = job.later_failures()
+    if count:
+        later = f"; {count} failed after that"
+    earlier = _earlier(rounds, membership.round)
+    restarts = _restarts(rounds, membership.round)
     seconds = now - _began(rounds, job.registered[0].time)
-    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: {how}"
-    all_said = _exit_codes(codes, exit_code, ranks_said)
-    line = begin + all_said
-    if len(line) <= LONGEST_SUMMARY:
-        return line
-    counts_said = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
-    return _cut(begin, LONGEST_SUMMARY - len(counts_said)) + counts_said
+    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: "
+    by_rank = _exit_codes(codes, exit_code, ranks_said)
+    counted_codes = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
+    host_only = _PLACE.sub("", how)
+    # What is least missed is left out first: it has been printed, or is in the report
+    forms = (
+        f"{how}{later}{earlier}{by_rank}",
+        f"{host_only}{later}{earlier}{by_rank}",
+        f"{host_only}{later}{restarts}{by_rank}",
+        f"{host_only}{restarts}{by_rank}",
+        f"{host_only}{restarts}{counted_codes}",
+    )
+    for form in forms:
+        if len(begin) + len(form) <= LONGEST_SUMMARY:
+            return begin + form
+    words = f"{begin}{host_only}{restarts}"
+    return _cut(words, LONGEST_SUMMARY - len(counted_codes)) + counted_codes
 
 
 def _cut(text: str, most: int) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -96,7 +97,7 @@ def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
 
 
 def test_summary_leaves_out_whole_words() -> None:
-    where = f"on {'h' * 60} (node 1, local rank 1, process 12345)"
+    where = f"on {'h' * 130} (node 1, local rank 1, process 12345)"
     text = f"rank 1 failed first: {'e' * 60}, in load (data.py:41), {where}"
     cause = {**CAUSE, "text": text, "location": where}
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **cause)
@@ -105,6 +106,22 @@ def test_summary_leaves_out_whole_words() -> None:
     words, codes = said.split(" …; exit codes: ")
     assert codes == "1 (job), not known (2 ranks)"
     assert words.split()[-1] in f"{text} process 12345):".split()
+
+
+def test_summary_leaves_out_what_is_least_missed() -> None:
+    where = "on node-a (node 1, local rank 1, process 12345)"
+    why = f"uncaught exception: ModuleNotFoundError: No module named 'nosuchmod{'x' * 30}'"
+    text = f"rank 1 failed first: {why}, in <module> (imp.py:1)"
+    cause = {**CAUSE, "text": text, "location": where}
+    log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **cause)
+    log.at(NOON + 61, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
+    log.at(NOON + 62, "exited", 1, exit_code=1, **EXIT)
+    rounds = [{"round": 0, "text": text, "start": None}]
+    membership = replace(PAIR, round=1)
+    said = summary_line(log, membership, Doubts(), NOON + 63, 1, rounds=rounds)
+    assert "on node-a: ModuleNotFoundError: No module…, in <module> (imp.py:1), after 1" in said
+    assert said.endswith(", after 1 restart; exit codes: 1 (job), 143 (rank 0), 1 (rank 1)")
+    assert len(said) <= 220
 
 
 def test_summary_refers_to_the_early_ranks_headline() -> None:
