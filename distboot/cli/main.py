@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         platform_log.write(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        from .signals import end_by_interrupt
+
+        return end_by_interrupt()
     except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
 
@@ -75,7 +77,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help(words: list[str]) -> int:
     """`help` and `help COMMAND`."""
-    if not words:
+    is_general = _ASKS_FOR_HELP.issuperset(words[:1])
+    if is_general:
         emit(help_text())
         return 0
     name = words[0]

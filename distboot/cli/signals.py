@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from contextlib import suppress
 
 from ..base.process import FROM_OUTSIDE
 
@@ -23,3 +26,14 @@ def raise_at_interrupt() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, which `__main__` has turned off for the start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_by_interrupt() -> int:
+    """After Ctrl-C, end by SIGINT, or as if: a shell goes on to its next command after an exit code."""
+    is_process_1 = os.getpid() == 1  # which the kernel does not end
+    if not is_process_1:
+        with suppress(OSError, AttributeError):
+            sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 128 + signal.SIGINT

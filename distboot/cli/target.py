@@ -21,9 +21,9 @@ from .commands import COMMANDS
 _PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
 # A flag that keeps Python from running `sitecustomize`, before any flag that takes a value
 _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
-# Flags before an `m`: -m, or -Im, or -mdistboot; the others take a value, which may have an m
-_MODULE_OPTION = pattern(r"-(?P<flags>[^-mcWX]*)m(?P<module>.*)", re.DOTALL)
-_OWN_MODULES = ("distboot", "distboot.__main__")
+# -m, -mdistboot, or -Im with its flag `-I`; other options take a value, which may have an m
+_MODULE_OPTION = pattern(r"(-[^-mcWX]+)?-?m")
+_OPTION_BEFORE_VALUE = pattern(r"-[^-mc]*[WX]|--check-hash-based-pycs")
 _VERSION = "0123456789."  # characters after `python` in the name of its program
 SHELLS = ("sh", "bash", "dash", "zsh")
 # A #! line whose interpreter is a shell, or `env` with a shell after its options and assignments.
@@ -246,17 +246,15 @@ def _interpreter_options() -> list[str]:
     if getattr(spec, "name", None) != "distboot.__main__":
         return []
     options: list[str] = []
-    words = sys.orig_argv[1:]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        found = _MODULE_OPTION.fullmatch(word)
-        if found is None:
-            options.append(word)
-            continue
-        module = found["module"] or following
-        if module not in _OWN_MODULES:  # a debugger, for example, which runs distboot in itself
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if not word.startswith("-"):  # a program that runs distboot in itself, by `runpy`
             return []
-        if found["flags"]:
-            options.append(f"-{found['flags']}")
-        return options
-    # A program of one file does that, too, and is none of our options.
+        module = _MODULE_OPTION.match(word)
+        if module is not None:  # distboot, or a debugger that runs it in itself
+            return [*options, *filter(None, module.groups())]
+        options.append(word)
+        if _OPTION_BEFORE_VALUE.fullmatch(word):
+            value = next(words, "")
+            options.append(value)
     return []

@@ -26,9 +26,11 @@ from .signs import Sign, signs
 
 # srun --pty: only one task has the terminal, in which anything may be typed
 _TERMINAL = "SLURM_PTY_PORT"
-# Not PET_*, which are torchrun's own settings: 1:4 nodes may be one now
+# Not PET_*, which are torchrun's own settings: 1:4 nodes may be one now. Nor those of an MPI, whose
+# NODE_RANK is a local one; jsrun sets some of Open MPI's.
 _NODE = pattern(
-    r"(?!PET_)(\w+_)?(NODE|HOST|MACHINE|POD|VM|INSTANCE)_(RANK|INDEX|IDX|ID|NUMBER|ORDINAL)|"
+    r"(?!PET_|OMPI_|PMIX?_|MPI_|MV2_|PALS_)(\w+_)?"
+    r"(NODE|HOST|MACHINE|POD|VM|INSTANCE)_(RANK|INDEX|IDX|ID|NUMBER|ORDINAL)|"
     r"AZUREML_NODE_COUNT"
 )
 # Platforms set it, and few launchers do

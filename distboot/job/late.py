@@ -361,6 +361,9 @@ class LateService(Service):
         ranks = late.ranks or late.waiting
         begin = _END_OF_HANG[bool(late.ranks)]
         text = wait.describe(begin, self._facts.members, now)
+        # In the headline, also where there is no room for the rest
+        who, separator, others = text.partition("; ")
+        text = f"{who}, and DISTBOOT_HANG=stop ends the job{separator}{others}"
         cause = from_late(ranks, text, stacks)
         self._emit(Conclude(cause, text))
 

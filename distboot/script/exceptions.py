@@ -246,23 +246,25 @@ def _is_secondary(
         is_of_worker |= _passes(link.__traceback__, _OWN_WORKER_FILE)
         if is_of_worker:
             return False
-        is_of_none = _has_any(text, of_services)
+        is_of_none = _passes(link.__traceback__, *_CLIENTS)
         is_of_none |= _is_of_output(link)
         if is_of_none:
             continue
+        for quoted in of_services:
+            text = text.replace(quoted, "")
         is_of_a_peer |= isinstance(link, ConnectionError)
         is_of_a_peer |= _has_any(text, GONE + WAITED)
     return is_of_a_peer
 
 
 def _said_by_services(links: list[BaseException], texts: _Texts) -> list[str]:
-    """What the exceptions say that come from a client of a service; others may quote it."""
+    """What clients of services say as if a peer were gone; other exceptions may quote it."""
     found = []
     for link in links:
-        if _passes(link.__traceback__, *_CLIENTS):
-            found.append(texts.judged(link))
-            found.append(texts.message(link).lower())
-    return list(filter(None, found))
+        said = texts.message(link).lower()
+        if _passes(link.__traceback__, *_CLIENTS) and _has_any(said, GONE + WAITED):
+            found.append(said)
+    return found
 
 
 def _is_of_output(error: BaseException) -> bool:

@@ -19,7 +19,9 @@ _distboot() {{
   elif [[ $command == completion ]]; then
     COMPREPLY=($(compgen -W "{shells}" -- "$word"))
   else
-    mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    local IFS=$'\\n'  # as file names may have spaces; the bash of macOS has no mapfile
+    COMPREPLY=($(compgen -f -- "$word"))
+    unset IFS
     if [[ $COMP_CWORD == 1 ]]; then
       COMPREPLY+=($(compgen -W "{commands}" -- "$word"))
     fi

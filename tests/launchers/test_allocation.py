@@ -140,6 +140,8 @@ def _of_one_node(name: str) -> dict[str, str]:
         (SKYPILOT | sample_of(LAUNCHERS["openmpi"], rank=1, nodes=2, per_node=2), ""),
         (SKYPILOT | sample_of(LAUNCHERS["mpich"], rank=1, nodes=2, per_node=2), ""),
         (_outer("slurm") | _of_one_node("openmpi"), ""),
+        # jsrun sets some of Open MPI's variables
+        (_of_one_node("lsf") | {"OMPI_COMM_WORLD_NODE_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ""),
         ({"NODE_RANK": "0", "NUM_NODES": "1"} | TORCHRUN, ""),
         # Settings of torchrun, of one that is elastic, of this job, of others
         ({"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"} | TORCHRUN, ""),

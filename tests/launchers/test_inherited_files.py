@@ -35,6 +35,16 @@ def test_file_of_a_shell_is_a_script(run: Run, options: str) -> None:
     assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
 
 
+@pytest.mark.parametrize("options", ["--nproc-per-node 2", "--max-restarts 1"])
+@pytest.mark.parametrize("words", ["<(echo 'print(7)')", "train.py --config=<(echo 7)"])
+def test_pipe_that_is_read_twice_is_refused(run: Run, options: str, words: str) -> None:
+    """A rank that finds it empty would end well."""
+    ours = f"{sys.executable} -m distboot run {options}"
+    ended = run("bash", "-c", f"{ours} {words}", train="print('trained')")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "is a pipe, which can be read once, and each " in ended.stderr
+
+
 def test_files_of_the_wrapper_stay_its_own(run: Run) -> None:
     script = "import os; print(len(os.listdir('/proc/self/fd')))"
     alone = run(sys.executable, "train.py", train=script)

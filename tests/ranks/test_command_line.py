@@ -373,6 +373,7 @@ def test_help_fits_on_a_screen(distboot: Run) -> None:
     assert "--nproc-per-node 2 train.py" in result.stdout
     assert distboot("help").stdout == result.stdout
     assert distboot("help", "show").stdout == distboot("show", "--help").stdout
+    assert distboot("help", "--help").stdout == result.stdout
     unknown = distboot("help", "shwo")
     assert unknown.returncode == 2
     assert "'shwo' is not a command" in unknown.stderr

@@ -429,6 +429,7 @@ def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
     job = start(TRAIN.format(does="until('never')"), ranks=2, framework="torch", **hangs)
     assert job.codes() == [143, 143]
     assert "held up the job for " in job.first(1)
+    assert ", and DISTBOOT_HANG=stop ends the job" in job.first(1)
     (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
     assert (cause["kind"], cause["ranks"]) == ("late", [1])
 

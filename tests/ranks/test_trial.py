@@ -214,7 +214,7 @@ time.sleep(300)
 @pytest.mark.parametrize(
     ("numbers", "prefix", "code"),
     [
-        pytest.param([signal.SIGINT], [], 128 + signal.SIGINT, id="INT"),
+        pytest.param([signal.SIGINT], [], -signal.SIGINT, id="INT"),
         pytest.param([signal.SIGTERM], [], 128 + signal.SIGTERM, id="TERM"),
         pytest.param([signal.SIGHUP], [], 128 + signal.SIGHUP, id="HUP"),
         # Python handles the lower number, HUP, first.

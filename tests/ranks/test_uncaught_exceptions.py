@@ -296,15 +296,24 @@ def test_service_that_is_gone_is_no_peer(tmp_path: Path, script: str) -> None:
     assert not found.is_secondary
 
 
-def test_peer_is_gone_while_a_service_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "raise ConnectionResetError(104, 'Connection reset by peer')",
+        "raise ConnectionRefusedError(111, 'Connection refused')",
+        "raise RuntimeError('[/gloo/x.cc:78] Timed out waiting 1800000ms for recv operation')",
+    ],
+    ids=["other words", "same words", "gloo"],
+)
+def test_peer_is_gone_while_a_service_is(tmp_path: Path, raised: str) -> None:
     script = """
 import urllib.request
 try:
     urllib.request.urlopen("http://127.0.0.1:1/")
 except OSError:
-    raise ConnectionResetError(104, "Connection reset by peer")
+    %s
 """
-    (found,) = exceptions_of(script, tmp_path)
+    (found,) = exceptions_of(script % raised, tmp_path)
     assert found.is_secondary
 
 

@@ -122,7 +122,8 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run, tmp_pat
     [
         *(("-b -O -m distboot", "1 1"), ("-bOm distboot", "1 1")),
         *(("-Xutf8=1 -Wmodule -O -m distboot", "0 1"), ("-m distboot", "0 0")),
-        ("-OWignore:m -m distboot", "0 1"),
+        *(("-OWignore:m -m distboot", "0 1"), ("-bOW ignore -m distboot", "1 1")),
+        *(("-O -m host -m distboot", "0 1"), ("-bOm host -m distboot", "1 1")),
     ],
 )
 def test_options_of_the_interpreter_reach_the_script(
@@ -131,14 +132,26 @@ def test_options_of_the_interpreter_reach_the_script(
     (tmp_path / "flags.py").write_text(
         "import sys; print(sys.flags.bytes_warning, sys.flags.optimize)"
     )
+    # As coverage and debuggers do
+    (tmp_path / "host.py").write_text(
+        "import runpy, sys\n"
+        "sys.argv = [*sys.argv[:1], *sys.argv[3:]]\n"
+        "runpy.run_module('distboot', run_name='__main__', alter_sys=True)\n"
+    )
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
 
 
-@pytest.mark.parametrize("host", [["host.py"], ["-m", "host"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "host",
+    [["host.py"], ["-m", "host"], ["host.py", "-m", "distboot"]],
+    ids=["script", "module", "script with -m"],
+)
 def test_program_that_runs_distboot_by_runpy(run: Run, tmp_path: Path, host: list[str]) -> None:
     (tmp_path / "host.py").write_text(
-        "import runpy, sys\n"
-        "assert len(sys.argv) == 2, sys.argv  # in a rank, the program starts itself\n"
+        "import os, runpy, sys\n"
+        "assert 'IN_HOST' not in os.environ, 'in a rank, the program starts itself'\n"
+        "os.environ['IN_HOST'] = '1'\n"
+        "sys.argv = [arg for arg in sys.argv if arg not in ('-m', 'distboot')]\n"
         "runpy.run_module('distboot', run_name='__main__', alter_sys=True)\n"
     )
     ended = run(sys.executable, *host, "train.py", train="print('trained')")
