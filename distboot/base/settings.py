@@ -10,7 +10,7 @@ The options of `run`, `--help`, docs/reference/environment.md, the hints on miss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -299,6 +299,16 @@ _OF_KUBEFLOW = (
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
 )
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
+# What has an option of `run`, and no variable
+_ONLY_OPTIONS = {
+    "DISTBOOT_LOG_DIR": "--log-dir",
+    "DISTBOOT_LOG_PREFIX": "--log-prefix",
+    "DISTBOOT_FRAMEWORK": "--framework",
+    "DISTBOOT_PASS_LOCAL_RANK": "--pass-local-rank",
+    "DISTBOOT_EXEC": "--exec",
+}
+# Settings of 0 without which no rank is watched
+_SWITCHES = ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION")
 
 
 def value_of(variable: str, environ: Mapping[str, str], given: object = None) -> Any:
@@ -488,6 +498,7 @@ def refuse_invalid(environ: Mapping[str, str], overridden: Sequence[str] = ()) -
         if variable not in overridden:
             checks.append(partial(value_of, variable, environ))
     checks.append(partial(_stop_at, environ))
+    checks.append(partial(_refuse_hang_unwatched, environ))
     # By message: the last check may find what another one has found
     problems: dict[str, DistbootError] = {}
     for check in checks:
@@ -496,6 +507,19 @@ def refuse_invalid(environ: Mapping[str, str], overridden: Sequence[str] = ()) -
             problems[problem.message] = problem
     if problems:
         raise _all_in_one(list(problems.values()))
+
+
+def _refuse_hang_unwatched(environ: Mapping[str, str]) -> None:
+    """Refuse to end a job that hangs where nothing watches it."""
+    if value_of("DISTBOOT_HANG", environ) != "stop":
+        return
+    for name in _SWITCHES:
+        if environ.get(name) == "0":
+            raise DistbootError(
+                "broken-environment",
+                f"DISTBOOT_HANG=stop needs what {name}=0 switches off: agents that see ranks wait",
+                "unset one of them",
+            )
 
 
 def _problem(check: Callable[[], object]) -> DistbootError | None:
@@ -517,7 +541,7 @@ def _all_in_one(problems: Sequence[DistbootError]) -> DistbootError:
 
 
 def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
-    """Each variable that looks misspelled, and the setting or variable of PyTorch that it means.
+    """Each variable that looks misspelled, and the setting, option or variable of PyTorch it means.
 
     Only a variable of PyTorch that is missing can be meant.
     """
@@ -527,15 +551,26 @@ def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     ]
     if not unknown:
         return {}
-    from difflib import get_close_matches  # here, as it is slow to import
-
     candidates = known.difference(set(_OF_PYTORCH).intersection(environ))
     found = {}
     for name in unknown:
-        # A name that is similar to none is the user's own, or a newer distboot's.
-        for meant in get_close_matches(name, candidates, 1, _SIMILARITY):
+        meant = _meant_by(name, candidates)
+        if meant:
             found[name] = meant
     return found
+
+
+def _meant_by(name: str, known: Collection[str]) -> str:
+    """What an unknown variable means; empty: it is the user's own, or a newer distboot's."""
+    from difflib import get_close_matches  # here, as it is slow to import
+
+    if name in _ONLY_OPTIONS:
+        return _ONLY_OPTIONS[name]
+    similar = get_close_matches(name, known, 1, _SIMILARITY)
+    if name.startswith("DISTBOOT_"):  # DISTBOOT_NPROC
+        longer = [each for each in sorted(known) if each.startswith(f"{name}_")]
+        similar += longer
+    return next(iter(similar), "")
 
 
 def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:

@@ -71,6 +71,9 @@ HINTS = {
     "--virtual-local-rank": "leave it out; CUDA_VISIBLE_DEVICES can show each rank one device",
     # torch.distributed.launch
     "--use-env": "leave it out: the local rank is in LOCAL_RANK",
+    # mpirun and srun
+    "-n": "--nproc-per-node N, the number on each node",
+    "-np": "--nproc-per-node N, the number on each node",
     # accelerate launch
     "--num-processes": "of accelerate; see --nproc-per-node N, the number on each node",
     "--num-machines": "of accelerate; see --nnodes N",

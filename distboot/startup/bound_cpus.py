@@ -57,8 +57,11 @@ def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Ro
 
 
 def _say(placement: Placement, what: str) -> None:
-    remedy = LAUNCHERS[placement.launcher].unbind
+    launcher = LAUNCHERS[placement.launcher]
+    who = launcher.name
+    if launcher.told_ranks_per_node:  # it binds nothing itself
+        who = f"what started {launcher.name}"
     log_line(
         placement.who,
-        f"warning: {placement.launcher} has bound {what}: {remedy}",
+        f"warning: {who} has bound {what}: {launcher.unbind}",
     )

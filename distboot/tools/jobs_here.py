@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from ..base.errors import DistbootError
 from ..base.process import started
-from ..base.text import escape_control
+from ..base.text import counted, escape_control, short_repr
 from ..host.sockets import command, holders
 
 _SOCKETS = "/proc/net/unix"
@@ -17,14 +17,22 @@ _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `in
 _LONGEST_COMMAND = 100  # characters
 
 
-def several_jobs(agents: Mapping[str, Sequence[str]]) -> DistbootError:
+def jobs_listed(
+    agents: Mapping[str, Sequence[str]],
+    unknown: str = "",  # the id of a job that is none of them
+) -> DistbootError:
     """The error that lists the jobs of this host: id, script, process and age."""
     inodes: dict[str, str] = {}
     for line in unix_sockets()[1:]:
         fields = line.split()
         inodes[f"socket:[{fields[6]}]"] = fields[-1].removeprefix("@")
     processes = holders(inodes)
-    lines = [f"{len(agents)} jobs run on this host:"]
+    begin = ""
+    if unknown:
+        begin = f"no job {short_repr(unknown)} is here; "
+    count = len(agents)
+    verb = {True: "runs", False: "run"}[count == 1]
+    lines = [f"{begin}{counted(count, 'job')} {verb} on this host:"]
     for job in sorted(agents):
         found = [processes[name] for name in agents[job] if name in processes]
         lines.append(f"  --job {job}: {_described(found)}")

@@ -16,7 +16,7 @@ from ..base.errors import DistbootError
 from ..base.text import escape_control
 from ..cli.output import emit
 from ..cli.parser import Parser
-from .jobs_here import several_jobs, unix_sockets
+from .jobs_here import jobs_listed, unix_sockets
 
 _TIMEOUT = 20.0  # seconds for an agent to answer, which asks all others
 _WHERE = (
@@ -39,11 +39,9 @@ def stacks(arguments: list[str]) -> int:
         "--job", default="", help="the launcher's id of it, where several jobs are here"
     )
     options = parser.parse_args(arguments)
-    agents = agents_here(options.job)
-    if not agents:
-        raise DistbootError("usage", "no agent of a job runs on this host", _WHERE)
+    agents = _agents_of(options.job)
     if len(agents) > 1 and not options.pid:
-        raise several_jobs(agents)
+        raise jobs_listed(agents)
     for names in agents.values():
         for name in names:
             lines = ask(name, options.pid)
@@ -58,6 +56,17 @@ def stacks(arguments: list[str]) -> int:
         problem,
         _WHERE,
     )
+
+
+def _agents_of(job: str) -> dict[str, list[str]]:
+    """The agents of a job, or of all; an error that lists the jobs where it is none of them."""
+    agents = agents_here(job)
+    if agents:
+        return agents
+    others = agents_here("")
+    if others:
+        raise jobs_listed(others, unknown=job)
+    raise DistbootError("usage", "no agent of a job runs on this host", _WHERE)
 
 
 def agents_here(job: str) -> dict[str, list[str]]:

@@ -119,6 +119,14 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             "usage",
             "\ndistboot: hint: did you mean '--nproc-per-node'? ",
         ),
+        *(
+            (
+                f"{option} 2 train.py",
+                "usage",
+                "\ndistboot: hint: --nproc-per-node N, the number on ",
+            )
+            for option in ("-n", "-np")
+        ),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
         ("run --", "usage", ""),
@@ -298,12 +306,32 @@ def test_misspelled_setting_is_reported_once_without_value(distboot: Run) -> Non
     )
 
 
+@pytest.mark.parametrize("switch", ["DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION"])
+@pytest.mark.parametrize("command", [["run", "--", "true"], ["show"]], ids=["run", "show"])
+def test_hang_cannot_stop_an_unwatched_job(distboot: Run, switch: str, command: list[str]) -> None:
+    refused = distboot(*command, env={"DISTBOOT_HANG": "stop", switch: "0"})
+    assert refused.returncode == 78
+    assert f"DISTBOOT_HANG=stop needs what {switch}=0 switches off" in refused.stderr
+
+
+def test_options_without_a_variable_are_known(distboot: Run) -> None:
+    names = ["framework", "log-dir", "log-prefix", "pass-local-rank", "exec"]
+    env = {f"DISTBOOT_{name}".upper().replace("-", "_"): "x" for name in names}
+    said = distboot("show", env=env).stderr
+    for name in names:
+        assert f"is ignored; did you mean --{name}?" in said
+
+
 def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> None:
     env = {
         "DISTBOOT_JOINTIMEOUT": "5",
         "MASTER_ADRR": "node-0",
         "MASTER_URL": "http://ours",
         "WORLD_STATE": "x",
+        "MASTER": "local[2]",
+        "DISTBOOT_NPROC": "2",
+        "DISTBOOT_LOG_DIR": "logs",
+        "DISTBOOT_OWN": "1",
     }
     found = distboot("doctor", env=env).stdout
     assert "warning  settings: unknown variable DISTBOOT_JOINTIMEOUT is ignored" in found
@@ -315,6 +343,11 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
             "you mean DISTBOOT_JOIN_TIMEOUT?"
         ),
         "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
+        (
+            "distboot: warning: unknown variable DISTBOOT_NPROC is ignored; did "
+            "you mean DISTBOOT_NPROC_PER_NODE?"
+        ),
+        "distboot: warning: unknown variable DISTBOOT_LOG_DIR is ignored; did you mean --log-dir?",
     ]
     assert (
         distboot("doctor", env={"DISTBOOT_JOIN_TIMEOUT": "5", "MASTER_URL": "x"}).stdout.count(

@@ -519,7 +519,9 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     assert several.returncode == 2
     for name in (f"{job}.1", listed[1]):
         assert re.match("ranks 0-1: until", distboot("stacks", "--job", name).stdout)
-    assert "no agent of a job runs on this host" in distboot("stacks", "--job", job[:-1]).stderr
+    unknown = distboot("stacks", "--job", job[:-1]).stderr
+    assert f"no job '{job[:-1]}' is here; 2 jobs run on this host:\n" in unknown
+    assert f"--job {listed[1]}: " in unknown
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")

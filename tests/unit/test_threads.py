@@ -85,6 +85,15 @@ def test_rank_bound_below_its_share(
     assert capsys.readouterr().err == ""
 
 
+def test_torchrun_has_not_bound_its_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_host(tmp_path, "0 of 0-63")
+    placement = detect(one("torchrun-2.13.0/2nodes_2procs_c10d", 0))
+    bound_cpus.warn_of_rank(placement, {}, tmp_path)
+    assert "warning: what started torchrun has bound each rank to 1 of" in capsys.readouterr().err
+
+
 def test_unknown_without_proc_and_what_is_set_stays(tmp_path: Path) -> None:
     assert cpus.variables(8, {}, tmp_path) == {}
     assert cpus.variables(1_000_000, {"OMP_NUM_THREADS": "7"}) == {}
