@@ -55,6 +55,15 @@ def shared_tmp_path(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Refuse a wrong mark before any test runs."""
+    for item in items:
+        mark = item.get_closest_marker("ranks")
+        if mark is not None:
+            _wanted_by(item, mark)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test that has the mark in ranks of its own."""
@@ -62,12 +71,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if mark is None or _FOLDER in os.environ:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    try:
-        wanted = _wanted(*mark.args, **mark.kwargs)
-    except TypeError:
-        problem = f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}"
-        raise pytest.UsageError(problem) from None
-    for report in _reports(item, wanted):
+    for report in _reports(item, _wanted_by(item, mark)):
         item.ihook.pytest_runtest_logreport(report=report)
     # Earlier tests may have set up fixtures for their module, which end with this test.
     state = item.session._setupstate  # noqa: SLF001 - its hook needs a test that was set up
@@ -104,6 +108,17 @@ class _Wanted(NamedTuple):
     ranks: int
     timeout: float  # seconds
     launch: Launch | None
+
+
+def _wanted_by(item: pytest.Item, mark: pytest.Mark) -> _Wanted:
+    """What the mark of a test says."""
+    try:
+        return _wanted(*mark.args, **mark.kwargs)
+    except TypeError:
+        problem = f"@pytest.mark.ranks needs a number, as in {_MARK}"
+    except pytest.UsageError as error:
+        problem = str(error)
+    raise pytest.UsageError(f"{item.nodeid}: {problem}")
 
 
 def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _Wanted:

@@ -193,11 +193,13 @@ def test_in_ranks(): pass
 )
 def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:
     (tmp_path / "test_it.py").write_text(
-        f"import pytest\n@pytest.mark.ranks({mark})\ndef test(): pass\n"
+        f"import pytest\ndef test_before(): pass\n@pytest.mark.ranks({mark})\ndef test(): pass\n"
     )
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "test_it.py::test: @pytest.mark.ranks" in done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+    assert "1 passed" not in done.stdout
     assert "INTERNALERROR" not in done.stdout + done.stderr
 
 
