@@ -299,14 +299,8 @@ _OF_KUBEFLOW = (
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
 )
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
-# What has an option of `run`, and no variable
-_ONLY_OPTIONS = {
-    "DISTBOOT_LOG_DIR": "--log-dir",
-    "DISTBOOT_LOG_PREFIX": "--log-prefix",
-    "DISTBOOT_FRAMEWORK": "--framework",
-    "DISTBOOT_PASS_LOCAL_RANK": "--pass-local-rank",
-    "DISTBOOT_EXEC": "--exec",
-}
+# Those of `run` without a variable
+_ONLY_OPTIONS = ("--log-dir", "--log-prefix", "--framework", "--pass-local-rank", "--exec")
 # Settings of 0 without which no rank is watched
 _SWITCHES = ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION")
 
@@ -564,10 +558,15 @@ def _meant_by(name: str, known: Collection[str]) -> str:
     """What an unknown variable means; empty: it is the user's own, or a newer distboot's."""
     from difflib import get_close_matches  # here, as it is slow to import
 
-    if name in _ONLY_OPTIONS:
-        return _ONLY_OPTIONS[name]
+    prefix = f"{_SIMILAR_BEGINNINGS[0]}_"
+    is_own = name.startswith(prefix)
+    rest = name.removeprefix(prefix)
+    dashed = rest.lower().replace("_", "-")
+    option = f"--{dashed}"
+    if is_own and option in _ONLY_OPTIONS:
+        return option
     similar = get_close_matches(name, known, 1, _SIMILARITY)
-    if name.startswith("DISTBOOT_"):  # DISTBOOT_NPROC
+    if is_own:  # NPROC
         longer = [each for each in sorted(known) if each.startswith(f"{name}_")]
         similar += longer
     return next(iter(similar), "")

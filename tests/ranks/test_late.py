@@ -520,7 +520,7 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     for name in (f"{job}.1", listed[1]):
         assert re.match("ranks 0-1: until", distboot("stacks", "--job", name).stdout)
     unknown = distboot("stacks", "--job", job[:-1]).stderr
-    assert f"no job '{job[:-1]}' is here; 2 jobs run on this host:\n" in unknown
+    assert re.search(rf"no job '{job[:-1]}' is here; \d+ jobs run on this host:\n", unknown)
     assert f"--job {listed[1]}: " in unknown
 
 
