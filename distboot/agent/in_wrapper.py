@@ -149,9 +149,12 @@ class WrapperAgent:
         self._is_asked = True
         self._calls.put(partial(self._stopping, number))
 
-    def arrived(self, number: int) -> None:
-        """A signal has arrived; scripts get it, too, and may catch SIGINT and end in their own way."""
-        if number != signal.SIGINT:
+    def arrived(self, numbers: set[int]) -> None:
+        """A signal has arrived; scripts get it, too, and may catch SIGINT and end in their own way.
+
+        It is not in `numbers` if they ignore it.
+        """
+        if signal.SIGINT not in numbers:
             return
         grace = self._shell.facts.settings.grace
         self._shell.own.answers_interrupt_until = time.monotonic() + grace

@@ -203,7 +203,7 @@ class _Supervision:
         else:
             self._came.add(number)
             if self._watch is not None:
-                self._watch.arrived(number)
+                self._watch.arrived({number} - self._ignored)
             is_key = is_from_kernel and number in FROM_TERMINAL
             has_reached_child = is_key and self._shared_group
             if not has_reached_child:

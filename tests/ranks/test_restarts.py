@@ -547,6 +547,31 @@ def test_ctrl_c_that_a_script_catches_restarts_nothing(
     assert "failed first" not in said
 
 
+def test_ctrl_c_that_is_ignored_changes_nothing(clean_env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "is_first = os.environ['DISTBOOT_RESTART_COUNT'] == '0'\n"
+        "open('began', 'a').write('began\\n')\n"
+        "while is_first and not os.path.exists('go'):\n"
+        "    time.sleep(0.01)\n"
+        "sys.exit(3 * is_first)\n"
+    )
+    wrapper = [sys.executable, "-m", "distboot", "--max-restarts", "1", "train.py"]
+    job = subprocess.Popen(
+        ["sh", "-c", 'trap "" INT; exec "$0" "$@"', *wrapper],
+        cwd=tmp_path,
+        env=clean_env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    began = tmp_path / "began"
+    until(lambda: began.exists() and began.read_text())
+    job.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    _, said = job.communicate(timeout=60)
+    assert (job.returncode, began.read_text()) == (0, "began\n" * 2), said
+
+
 def test_wrapper_in_a_wrapper_multiplies_no_restarts(distboot: Run, tmp_path: Path) -> None:
     inner = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--"]
     script = '[ "$RANK" = 0 ] || exec sleep 60; echo start >> starts; exit 5'
