@@ -113,7 +113,9 @@ def found():
     names.update(thread.name for thread in threading.enumerate() if thread.name.startswith("distboot"))
     if "_distboot" in sys.modules:
         names.add("_distboot")
-    if OURS in str(getattr(sys.modules.get("sitecustomize"), "__file__", "")):
+    loaded = str(getattr(sys.modules.get("sitecustomize"), "__file__", ""))
+    # Ours runs the one of a distribution, as Debian's Python has it, which then has the name
+    if OURS in loaded or loaded and "_distboot" in sys.modules:
         names.add("sitecustomize")
     return sorted(names)
 
