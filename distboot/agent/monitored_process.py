@@ -178,7 +178,7 @@ class MonitoredProcess:
             how = ExitStatus(code=0)
         external_signal = self.stopping.external_signal
         has_own_code = how.code not in (None, 0)
-        if has_own_code and self.stopping.answers_interrupt(now):
+        if has_own_code and self._answers_interrupt(self.failure.exception, now):
             external_signal = int(signal.SIGINT)
         if self.stopping.stopped_by_us:
             external_signal = None
@@ -198,6 +198,15 @@ class MonitoredProcess:
             exception=self.failure.last_exception(how, now),
             last_line=self.failure.last_line,
         )
+
+    def _answers_interrupt(self, exception: UncaughtException | None, now: float) -> bool:
+        """Whether the script ends because of SIGINT: as a data loader whose workers Ctrl-C ended.
+
+        One that has lost a peer does not: it may have handled SIGINT, and gone on.
+        """
+        if exception is not None and exception.is_secondary:
+            return False
+        return self.stopping.answers_interrupt(now)
 
     def _is_first(self, end: ExitStatus) -> bool:
         """Whether the job fails because of this end, as far as this agent knows."""
@@ -229,7 +238,7 @@ class MonitoredProcess:
         """Handle an event of the hooks."""
         if kind == EXCEPTION:
             exception = UncaughtException.received(text)
-            if self.stopping.answers_interrupt(now):  # of a data loader whose workers Ctrl-C ended
+            if self._answers_interrupt(exception, now):
                 self.failure.exception = exception
                 self.terminating(now, signal.SIGINT)
             else:

@@ -547,6 +547,40 @@ def test_ctrl_c_that_a_script_catches_restarts_nothing(
     assert "failed first" not in said
 
 
+def test_ctrl_c_that_is_outlived_changes_nothing(clean_env: dict[str, str], tmp_path: Path) -> None:
+    """A rank is killed after it, and the other one loses its peer."""
+    (tmp_path / "train.py").write_text(
+        "import os, signal, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "signal.signal(signal.SIGINT, lambda *_: open(f'handled-{rank}', 'w').close())\n"
+        "open(f'began-{rank}', 'a').write('began\\n')\n"
+        "if os.environ['DISTBOOT_RESTART_COUNT'] != '0':\n"
+        "    sys.exit(0)\n"
+        "while not os.path.exists('go'):\n"
+        "    time.sleep(0.01)\n"
+        "if rank == '1':\n"
+        "    time.sleep(1)  # it is seen after the peer that has lost it\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "raise ConnectionResetError(104, 'Connection reset by peer')\n"
+    )
+    wrapper = ["--nproc-per-node", "2", "--max-restarts", "1", "train.py"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "distboot", *wrapper],
+        cwd=tmp_path,
+        env=clean_env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    began = [tmp_path / f"began-{rank}" for rank in range(2)]
+    until(lambda: all(file.exists() and file.read_text() for file in began))
+    job.send_signal(signal.SIGINT)
+    until(lambda: all((tmp_path / f"handled-{rank}").exists() for rank in range(2)))
+    (tmp_path / "go").touch()
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 0, said
+    assert [file.read_text() for file in began] == ["began\n" * 2] * 2
+
+
 def test_ctrl_c_that_is_ignored_changes_nothing(clean_env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys, time\n"
