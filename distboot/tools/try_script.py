@@ -150,10 +150,12 @@ def _observe(launch: Launch, command: Sequence[str], timeout: float) -> Observed
     """Run a launch to its end, or to the timeout."""
     with _folder() as folder:
         start = time.monotonic()
+        # The ids of all launches are those of a sample: another try on this host is no part of it
+        settings = {**_SETTINGS, "DISTBOOT_SECRET": os.urandom(8).hex()}
         environs = []
         for rank, environ in enumerate(launch.environs(free_port(), os.environ)):
             node = rank // launch.per_node
-            environs.append({**_SETTINGS, **environ, **_of_node(launch, node, folder)})
+            environs.append({**settings, **environ, **_of_node(launch, node, folder)})
         wrapper = [sys.executable, "-m", "distboot", "run", *command]
         with (folder / "output").open("wb") as file:
             codes = run(wrapper, environs, timeout, stdout=file, stderr=file)
