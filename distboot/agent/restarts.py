@@ -49,7 +49,6 @@ class Restarts:
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
         self._who = who
         self._policy = RestartPolicy(settings, of_launcher=of_launcher)
-        self._most = settings.most
         self._start = time.monotonic()  # of the round
         self._start_time = time.time()
         self._announcement: str | None = None  # of another round
@@ -80,7 +79,6 @@ class Restarts:
             self._report_lost_record(round_, most)
         self.round = round_
         self.cause = None
-        self._most = most
         self._policy.begin(round_, most)
         self._start = time.monotonic()
         self._start_time = time.time()
@@ -149,7 +147,7 @@ class Restarts:
             if cause.ranks:
                 who = ranks_said(cause.ranks)
             why = f"round {failed} ended after {seconds:.1f} s, as {who} failed"
-            self._announcement = f"restart {self.round} of {self._most}: {why}"
+            self._announcement = f"restart {self.round} of {self._policy.most}: {why}"
         with suppress(OSError, KeyError):
             # Of the last failure; torchrun is to read that of the job's end
             os.unlink(os.environ[_ERROR_FILE])
@@ -164,7 +162,7 @@ class Restarts:
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables for the script."""
         found = {COUNT: str(self.round)}
-        if self._most:
+        if self._policy.most:
             before = digits(environ.get(_OF_TORCHRUN, "")) or 0
             found[_OF_TORCHRUN] = str(self.round + before)
         return found

@@ -507,13 +507,19 @@ def _refuse_hang_unwatched(environ: Mapping[str, str]) -> None:
     """Refuse to end a job that hangs where nothing watches it."""
     if value_of("DISTBOOT_HANG", environ) != "stop":
         return
-    for name in _SWITCHES:
-        if environ.get(name) == "0":
-            raise DistbootError(
-                "broken-environment",
-                f"DISTBOOT_HANG=stop needs what {name}=0 switches off: agents that see ranks wait",
-                "unset one of them",
-            )
+    switch = unwatched_by(environ)
+    if switch:
+        raise DistbootError(
+            "broken-environment",
+            f"DISTBOOT_HANG=stop needs what {switch}=0 switches off: agents that see ranks wait",
+            "unset one of them",
+        )
+
+
+def unwatched_by(environ: Mapping[str, str]) -> str:
+    """The setting of 0 that leaves the ranks unwatched; empty: there is none."""
+    found = filter(lambda name: environ.get(name) == "0", _SWITCHES)
+    return next(found, "")
 
 
 def _problem(check: Callable[[], object]) -> DistbootError | None:
@@ -566,7 +572,7 @@ def _meant_by(name: str, known: Collection[str]) -> str:
     if is_own and option in _ONLY_OPTIONS:
         return option
     similar = get_close_matches(name, known, 1, _SIMILARITY)
-    if is_own:  # NPROC
+    if is_own:  # the beginning of a longer name
         longer = [each for each in sorted(known) if each.startswith(f"{name}_")]
         similar += longer
     return next(iter(similar), "")

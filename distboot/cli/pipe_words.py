@@ -17,11 +17,10 @@ from ..base.text import short_repr
 _FILE = pattern(r"(?:[^/]*=)?(/dev/fd/\d+|/proc/self/fd/\d+)")  # also in --config=/dev/fd/63
 
 
-def pipe_read_twice(words: Iterable[str], ranks: int, restarts: int) -> DistbootError | None:
-    """The error if several starts would read one pipe: of ranks on this node, or after restarts."""
+def pipe_read_twice(words: Iterable[str], ranks: int) -> DistbootError | None:
+    """The error if a command names a pipe that starts several times: in each rank, or again."""
     pipe = next(filter(_names_pipe, words), None)
-    is_read_once = ranks <= 1 and restarts == 0
-    if pipe is None or is_read_once:
+    if pipe is None:
         return None
     readers = {True: f"each of {ranks} ranks", False: "each start"}
     problem = f"{short_repr(pipe)} is a pipe, which can be read once"

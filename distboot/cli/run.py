@@ -188,11 +188,14 @@ def _run_in_job(
     from ..agent import launcher_process
     from ..agent.launcher_signals import warn_of_signals
     from ..agent.restarts import Restarts
-    from .pipe_words import pipe_read_twice
     from .rounds import Rounds
 
     restart_settings = launch.options.restarts
-    problem = problem or pipe_read_twice(launch.target.words, ranks, restart_settings.most)
+    starts_again = ranks > 1 or restart_settings.most > 0
+    if starts_again:
+        from .pipe_words import pipe_read_twice
+
+        problem = problem or pipe_read_twice(launch.target.words, ranks)
     settings = _supervision(launch, placement, ranks)
     warn_of_signals(placement, settings.stop_signals)
     restarts = Restarts(

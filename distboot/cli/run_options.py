@@ -250,15 +250,15 @@ def _restarts_of(options: SimpleNamespace, environ: Mapping[str, str]) -> settin
             problem,
             "let the platform start the job again",
         )
-    for name in ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION"):
-        if environ.get(name) == "0":
-            what = f"{restarts} needs what {name}=0 switches off"
-            problem = f"{what}: the agents of all ranks know when one fails"
-            raise DistbootError(
-                "usage",
-                problem,
-                f"unset {name}, or give no restarts",
-            )
+    switch = settings.unwatched_by(environ)
+    if switch:
+        what = f"{restarts} needs what {switch}=0 switches off"
+        problem = f"{what}: the agents of all ranks know when one fails"
+        raise DistbootError(
+            "usage",
+            problem,
+            f"unset {switch}, or give no restarts",
+        )
     return found
 
 

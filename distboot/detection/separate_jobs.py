@@ -1,8 +1,8 @@
 """Jobs of one node that may be several: each process of an outer launcher starts one of them.
 
 `mpirun -n 2 torchrun --nproc-per-node 8 train.py` trains two models, as does torchrun or mpirun on
-each node of a platform where it is told of one node. Each of them is whole, so nothing fails. It is not an
-error: jobs may be meant to be separate. Where no launcher is known that is further out, the
+each node of a platform where it is told of one node. Each of them is whole, so nothing fails. It is
+not an error: jobs may be meant to be separate. Where no launcher is known that is further out, the
 variables of an unknown one may still show other nodes (`signs`). Pure.
 """
 

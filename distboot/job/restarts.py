@@ -66,7 +66,7 @@ class RestartPolicy:
     """Decides once in each round of a job; a stop that is asked for later calls the next one off."""
 
     def __init__(self, settings: RestartSettings, *, of_launcher: bool) -> None:
-        self._most = settings.most
+        self.most = settings.most  # restarts of the job
         self._window = settings.window  # seconds
         # Whether the ranks are launchers, which fail at one place for whatever reason
         self._of_launcher = of_launcher
@@ -78,7 +78,7 @@ class RestartPolicy:
     def begin(self, round_: int, most: int) -> None:
         """A round begins, of a job that rank 0 allows `most` restarts."""
         self._round = round_
-        self._most = most
+        self.most = most
         self._refusal = None
 
     def decide(
@@ -93,8 +93,8 @@ class RestartPolicy:
         # Whether its node has failed the check before the round: then the place shows no bug
         is_unfit: bool,
     ) -> Decision:
-        is_first = self._refusal is None
         before = self._refusal
+        is_first = before is None
         if is_first:
             self._refusal = self._refusal_of(
                 end or ExitStatus(),
@@ -137,7 +137,7 @@ class RestartPolicy:
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),
-            (self._round >= self._most, f"--max-restarts {self._most} allows no more"),
+            (self._round >= self.most, f"--max-restarts {self.most} allows no more"),
             (is_orphaned, "the launcher of rank 0 is gone"),
             (True, ""),
         )

@@ -27,7 +27,6 @@ _HINT_AT_DUPLICATE = (
     "look for a second copy of the job, or wait until one that was stopped has ended; "
     "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
 )
-_UNITS = {True: "node", False: "rank"}  # whose agents meet, by whether one has a node's ranks
 # Seconds for what has this port, or this address, to answer that it is rank 0 of this very job
 _CALL = 1.0
 
@@ -167,8 +166,7 @@ class Joined:
                     why += _describe_holder(port)
                 taken.append((port, why))
             else:
-                unit = _UNITS[self.plan.own.ranks > 0]
-                _print_taken(f"{unit} 0", taken, port)
+                _print_taken(taken, port, by_node=self.plan.own.ranks > 0)
                 return port
         reasons = "; ".join(f"{port}: {why}" for port, why in taken)
         text = f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}"
@@ -245,12 +243,15 @@ class Joined:
         )
 
 
-def _print_taken(who: str, taken: Sequence[tuple[int, str]], port: int) -> None:
+def _print_taken(taken: Sequence[tuple[int, str]], port: int, *, by_node: bool) -> None:
     """Print which ports were taken, and at which the ranks meet instead."""
     if not taken:
         return
+    from .join_table import UNITS  # here, as it is only rank 0 has a use for it
+
+    unit, _ = UNITS[by_node]
     reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
-    log_line(who, f"{reasons}; the ranks meet at port {port}")
+    log_line(f"{unit} 0", f"{reasons}; the ranks meet at port {port}")
 
 
 def _is_own(family: int, address: Sequence[object]) -> bool:

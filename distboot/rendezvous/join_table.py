@@ -19,7 +19,7 @@ from .messages import WorkerInfo, as_error
 # What an agent is, by whether it starts ranks
 _JOINS_AS = {False: "a rank", True: "all ranks of its node"}
 # By whether nodes join in place of ranks: what joins, and what the number of these is called
-_UNITS = {False: ("rank", "world size"), True: ("node", "number of nodes")}
+UNITS = {False: ("rank", "world size"), True: ("node", "number of nodes")}
 _MOST_NAMED = 8  # ranks in one line
 _TWO_JOBS = "; of two jobs on one host give each its own MASTER_PORT, or its own DISTBOOT_SECRET"
 # By whether nodes join in place of ranks
@@ -50,7 +50,7 @@ class JoinTable:
     ) -> None:
         self.world_size = world_size
         self.by_node = by_node
-        self.unit, self._size = _UNITS[by_node]
+        self.unit, self._size = UNITS[by_node]
         self.records: dict[int, WorkerInfo] = {}
         self._earlier = earlier
         self._departed: dict[int, WorkerInfo] = {}  # ranks that had joined and disconnected

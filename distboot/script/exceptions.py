@@ -261,8 +261,10 @@ def _said_by_services(links: list[BaseException], texts: _Texts) -> list[str]:
     """What clients of services say as if a peer were gone; other exceptions may quote it."""
     found = []
     for link in links:
-        said = texts.message(link).lower()
-        if _passes(link.__traceback__, *_CLIENTS) and _has_any(said, GONE + WAITED):
+        if not _passes(link.__traceback__, *_CLIENTS):
+            continue
+        said = _judged(texts.message(link))
+        if _has_any(said, GONE + WAITED):
             found.append(said)
     return found
 
