@@ -19,8 +19,8 @@ class LogFile:
         self._lock = threading.Lock()
         self._open_line = ""  # the stream whose last line has no end yet
         self._file: int | None = None
-        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        header = f"distboot: rank {rank} on {host_name()}, started at {at}\n"
+        self._about = f"distboot: rank {rank} on {host_name()}"
+        header = f"{self._about}, started at {_now()}\n"
         try:
             self._open(header)
         except OSError as error:
@@ -43,6 +43,11 @@ class LogFile:
             os.close(self._file)
         self._file = None
 
+    def write_end(self, how: str) -> None:
+        """The child has ended, and all its output is there."""
+        line = f"{self._about}, ended at {_now()}: {how}\n"
+        self.write(line.encode(), "")
+
     def write(self, data: bytes, stream: str) -> None:
         """Append; a line of one stream does not continue in one of the other."""
         with self._lock:
@@ -63,6 +68,10 @@ class LogFile:
         while data and self._file is not None:
             written = os.write(self._file, data)
             data = data[written:]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
 def unwritable(what: str, error: OSError) -> DistbootError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -48,12 +49,12 @@ class Logs:
             who,
         )
         self._streams = (stdout, stderr)
+        self._file = file
+        self._end = ""  # how the child has ended; empty: it runs
+        self._ends = threading.Lock()
+        self.is_done = False  # whether it has, and all its output was passed on
         self.stdout = stdout.theirs
         self.stderr = stderr.theirs
-
-    @property
-    def is_done(self) -> bool:
-        return all(stream.is_over for stream in self._streams)
 
     def has_passed_on(self) -> bool:
         """Whether all that the child has written by now was passed on; asked by another thread."""
@@ -64,15 +65,37 @@ class Logs:
 
         `done` is called, in another thread, when `is_done` may have become true.
         """
+
+        def stream_over() -> None:
+            self._finish()
+            done()
+
         for stream in self._streams:
             os.close(stream.theirs)  # or there would be no end to read
-            work = partial(stream.work, done)
+            work = partial(stream.work, stream_over)
             start_without_signals("distboot-logs", work)
 
-    def ended(self) -> None:
-        """The child has ended: pass on what it has left, and do not wait long for more."""
+    def ended(self, code: int) -> None:
+        """The child has ended: pass on what it has left, and do not wait long for more.
+
+        `code` is negative for a signal.
+        """
+        from ..job.exit_status import ExitStatus  # here: the agent has it, and a process alone not
+
+        self._end = ExitStatus.of_child(code).describe()
         for stream in self._streams:
             stream.wake(hurry=False)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Say in the file how the child has ended, once its last output is there."""
+        with self._ends:  # two threads may see the end of the last stream
+            is_over = self._end and all(stream.is_over for stream in self._streams)
+            if not is_over or self.is_done:
+                return
+            if self._file is not None:
+                self._file.write_end(self._end)
+            self.is_done = True
 
     def hurry(self) -> None:
         """The wrapper was asked to end: do not wait for anything."""

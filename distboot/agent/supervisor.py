@@ -249,7 +249,7 @@ class _Supervision:
         if ending is not None and not self._shared_group:
             self._end_group(pid, ending)
         if command.logs is not None:
-            command.logs.ended()
+            command.logs.ended(code)
             if asked is not None:  # then a reader that has stopped is not waited for
                 command.logs.hurry()
 

@@ -1,6 +1,7 @@
 """The wrapper with real children and real pipes, and the log files of its ranks."""
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -74,10 +75,16 @@ def alive(pid: int) -> bool:
 
 
 def log_of(folder: Path, rank: int = 0) -> list[str]:
-    """The lines of a log file, without those that begin an attempt."""
+    """The lines of a log file, without those that begin and end an attempt."""
     lines = (folder / f"rank-{rank}.log").read_text().splitlines()
+    own = f"distboot: rank {rank} on {HOST}, "
     return [
-        line
-        for line in lines
-        if not line.startswith(f"distboot: rank {rank} on {HOST}, started at 20")
+        line for line in lines if not line.startswith((f"{own}started at 20", f"{own}ended at 20"))
     ]
+
+
+def ends_of(folder: Path, rank: int = 0) -> list[str]:
+    """How each attempt of a rank has ended, in its log file."""
+    text = (folder / f"rank-{rank}.log").read_text()
+    begin = f"^distboot: rank {rank} on {re.escape(HOST)}, ended at 20"
+    return re.findall(rf"{begin}.* UTC: (.+)$", text, re.MULTILINE)

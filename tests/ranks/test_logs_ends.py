@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from supervised import until
-from wrappers import HOST, PREFIX, PREFIXED, alive, log_of, python, read_from, wrapped
+from wrappers import HOST, PREFIX, PREFIXED, alive, ends_of, log_of, python, read_from, wrapped
 
+BY_WHOM = {"KILL": " (out of memory, or kill -9)"}
 pytestmark = pytest.mark.usefixtures("buffered")
 
 
@@ -27,6 +28,23 @@ def test_killed_child_leaves_its_last_output_and_code(
     )
     assert (result.stdout, result.returncode) == ("x" * 60000 + " last words", code)
     assert log_of(tmp_path / "logs") == [result.stdout]
+    assert ends_of(tmp_path / "logs") == [f"killed by SIG{name}{BY_WHOM.get(name, '')}"]
+
+
+def test_file_says_how_each_attempt_ended(distboot: Run, tmp_path: Path) -> None:
+    text = (
+        "import os, signal, sys\n"
+        "if os.environ['RANK'] == '1' and os.environ['DISTBOOT_RESTART_COUNT'] == '0':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.stdout.write('done')\n"
+    )
+    (tmp_path / "train.py").write_text(text)
+    result = distboot("run", "--nproc-per-node=2", "--max-restarts=1", "--log-dir=logs", "train.py")
+    assert result.returncode == 0
+    killed = "killed by SIGKILL (out of memory, or kill -9)"
+    assert ends_of(tmp_path / "logs", 1) == [killed, "exit code 0"]
+    assert (tmp_path / "logs/rank-1.log").read_text().endswith("exit code 0\n")
+    assert len(ends_of(tmp_path / "logs")) == 2
 
 
 def test_reader_that_leaves_ends_the_child_normally(
