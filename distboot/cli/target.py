@@ -190,7 +190,7 @@ def _refuse_shell_script(target: Target) -> None:
         raise DistbootError(
             "usage",
             f"the script {short_repr(script)} is not in Python: it begins with {found[0]}",
-            f"any other command goes after '--': run -- {escape_control(script)} …",
+            _after_dashes(script),
         )
 
 
@@ -202,13 +202,15 @@ def _no_script(script: str) -> DistbootError:
     if script in COMMANDS:
         hint = f"a command comes before its options: python -m distboot {script} …"
         return DistbootError("command-not-found", problem, hint)
-    meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
-    return DistbootError(
-        "command-not-found",
-        problem,
-        f"{meant}check the path; "
-        f"any other command goes after '--': run -- {escape_control(script)} …",
-    )
+    hint = "check the path"
+    if not script.endswith(".py"):
+        meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
+        hint = f"{meant}{hint}; {_after_dashes(script)}"
+    return DistbootError("command-not-found", problem, hint)
+
+
+def _after_dashes(command: str) -> str:
+    return f"any other command goes after '--': -- {escape_control(command)} …"
 
 
 def _refuse_missing_module(name: str) -> None:
