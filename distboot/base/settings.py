@@ -4,13 +4,13 @@ A variable `DISTBOOT_JOIN_TIMEOUT`, an option `--join-timeout` and an argument `
 the same word. What is given with an option or argument has precedence over the variable. A value
 that is not valid is refused: `broken-environment`, or `usage` if it is of an option or argument.
 
-The options of `run`, `--help`, docs/reference/environment.md, the hints on misspelled variables and
-`refuse_invalid` are made from this table.
+The options of `run`, `--help`, docs/reference/environment.md, `refuse_invalid` and the warnings are
+made from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Setting(NamedTuple):
     metavar: str = ""  # of the option's value
     argument: str = ""  # of `init`
     page: str = ""  # of the documentation, relative to the reference
+    needs: str = ""  # `NAME` or `NAME=value`: the setting without which this one has no effect
 
 
 SETTINGS = (
@@ -158,6 +159,7 @@ SETTINGS = (
         default="1800",  # torch's own timeout of a collective operation on Gloo
         unit="seconds",
         read=readers.seconds,
+        needs="DISTBOOT_HANG=stop",
     ),
     Setting(
         "DISTBOOT_NPROC_PER_NODE",
@@ -189,6 +191,7 @@ SETTINGS = (
         read=readers.seconds_or_0,
         option="--restart-delay",
         metavar="SECONDS",
+        needs="DISTBOOT_MAX_RESTARTS",
     ),
     Setting(
         "DISTBOOT_RESTART_WINDOW",
@@ -199,6 +202,7 @@ SETTINGS = (
         read=readers.seconds_or_0,
         option="--restart-window",
         metavar="SECONDS",
+        needs="DISTBOOT_MAX_RESTARTS",
     ),
     Setting(
         "DISTBOOT_SIGQUIT",
@@ -236,6 +240,7 @@ SETTINGS = (
         "newer) is missing",
         without="SLURM_JOB_END_TIME",
         read=readers.seconds_since_1970,
+        needs="DISTBOOT_STOP_BEFORE_END",
     ),
     Setting(
         "DISTBOOT_STOP_NOTICE",
@@ -250,6 +255,7 @@ SETTINGS = (
         "host and port of that service, to try it with a stand-in",
         default="169.254.169.254:80",  # of Azure and AWS
         read=readers.host_and_port,
+        needs="DISTBOOT_STOP_NOTICE",
     ),
     Setting(
         "DISTBOOT_LOG_FORMAT",
@@ -298,9 +304,6 @@ _OF_KUBEFLOW = (
     "KUBEFLOW_TRAINER_SERVER_CA_CERT",
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
 )
-_SIMILARITY = 0.85  # difflib's ratio, at most 1
-# Those of `run` without a variable
-_ONLY_OPTIONS = ("--log-dir", "--log-prefix", "--framework", "--pass-local-rank", "--exec")
 # Settings of 0 without which no rank is watched
 _SWITCHES = ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION")
 
@@ -540,48 +543,73 @@ def _all_in_one(problems: Sequence[DistbootError]) -> DistbootError:
     return DistbootError("broken-environment", "\n".join(lines), hint)
 
 
-def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
-    """Each variable that looks misspelled, and the setting, option or variable of PyTorch it means.
+def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
+    """Rank 0 warns of each variable that looks like a misspelled setting."""
+    if not _warns(environ, rank):
+        return
+    for name, meant in misspelled(environ).items():
+        shown = escape_control(name)
+        log_line(who, f"warning: unknown variable {shown} is ignored; did you mean {meant}?")
 
-    Only a variable of PyTorch that is missing can be meant.
-    """
+
+def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
+    """Each variable that looks misspelled, and the setting, option or variable of PyTorch it means."""
     known = {*KNOWN, *_OF_PYTORCH}
     unknown = [
         name for name in environ if name.startswith(_SIMILAR_BEGINNINGS) and name not in known
     ]
     if not unknown:
         return {}
+    from .misspelled import meanings  # here, as few processes need it
+
+    # A variable of PyTorch can only be meant where it is missing
     candidates = known.difference(set(_OF_PYTORCH).intersection(environ))
-    found = {}
-    for name in unknown:
-        meant = _meant_by(name, candidates)
-        if meant:
-            found[name] = meant
+    return meanings(unknown, candidates)
+
+
+def warn_of_ineffective(
+    environ: Mapping[str, str],
+    rank: int,
+    who: str | None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Rank 0 warns of each setting without the other one that it needs; all of them are valid.
+
+    `options`: by variable, what an option gives in its place.
+    """
+    if _warns(environ, rank):
+        for text in _ineffective(environ, options or {}):
+            log_line(who, f"warning: {text}")
+
+
+def _warns(environ: Mapping[str, str], rank: int) -> bool:
+    is_inside_wrapper = "DISTBOOT_PLACEMENT" in environ  # which has warned
+    return rank == 0 and not is_inside_wrapper
+
+
+def _ineffective(environ: Mapping[str, str], options: Mapping[str, object]) -> list[str]:
+    found = []
+    for setting in SETTINGS:
+        is_option = setting.variable in options
+        is_set = is_option or environ.get(setting.variable)
+        if is_set and not _has_what_it_needs(setting, environ, options):
+            text = f"{setting.variable} has no effect without {setting.needs}"
+            if is_option:
+                text = (
+                    f"{setting.option} has no effect without {_BY_VARIABLE[setting.needs].option}"
+                )
+            found.append(text)
     return found
 
 
-def _meant_by(name: str, known: Collection[str]) -> str:
-    """What an unknown variable means; empty: it is the user's own, or a newer distboot's."""
-    from difflib import get_close_matches  # here, as it is slow to import
-
-    prefix = f"{_SIMILAR_BEGINNINGS[0]}_"
-    is_own = name.startswith(prefix)
-    rest = name.removeprefix(prefix)
-    dashed = rest.lower().replace("_", "-")
-    option = f"--{dashed}"
-    if is_own and option in _ONLY_OPTIONS:
-        return option
-    similar = get_close_matches(name, known, 1, _SIMILARITY)
-    if is_own:  # the beginning of a longer name
-        longer = [each for each in sorted(known) if each.startswith(f"{name}_")]
-        similar += longer
-    return next(iter(similar), "")
-
-
-def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
-    """Rank 0 warns of each variable that looks like a misspelled setting."""
-    if rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this one has warned
-        return
-    for name, meant in misspelled(environ).items():
-        shown = escape_control(name)
-        log_line(who, f"warning: unknown variable {shown} is ignored; did you mean {meant}?")
+def _has_what_it_needs(
+    setting: Setting,
+    environ: Mapping[str, str],
+    options: Mapping[str, object],
+) -> bool:
+    if not setting.needs:
+        return True
+    needed, _, _ = setting.needs.partition("=")
+    default = value_of(needed, {})
+    found = value_of(needed, environ, options.get(needed))
+    return bool(found != default)

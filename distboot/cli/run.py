@@ -10,7 +10,12 @@ from ..agent import supervisor
 from ..agent.child import Command
 from ..base.commands import become
 from ..base.errors import DistbootError, rendezvous_needed, with_rank
-from ..base.settings import rendezvous_setting, supervision_settings, warn_of_unknown
+from ..base.settings import (
+    rendezvous_setting,
+    supervision_settings,
+    warn_of_ineffective,
+    warn_of_unknown,
+)
 from ..base.text import escape_control, log_line
 from ..detection import export
 from ..detection.detect import refuse_unless_rank
@@ -22,7 +27,7 @@ from ..startup import bound_cpus
 from . import torchrun_options
 from .launch import Launch, launch_of, with_ranks
 from .nproc_per_node import count_of
-from .run_options import check_local_rank, complete, parse
+from .run_options import check_local_rank, complete, overriding, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .script_text import fit_to_script
 from .target import target_of
@@ -45,7 +50,9 @@ def run(words: list[str]) -> int:
         raise
     warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
+        given_options = overriding(options)
         complete(options, environ)
+        warn_of_ineffective(environ, placement.rank, placement.who, given_options)
         torchrun_options.refuse_different(options, placement)
         target = target_of(given)
         launch = launch_of(options, target, environ)

@@ -208,7 +208,7 @@ def _refuse_with_exec(options: SimpleNamespace) -> None:
 
 def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
     """Add what the environment sets and no option does; refuse what is invalid or impossible."""
-    settings.refuse_invalid(environ, _overridden(options))
+    settings.refuse_invalid(environ, list(overriding(options)))
     options.join_timeout = settings.join_timeout_setting(
         environ, options.join_timeout, "--join-timeout"
     )
@@ -218,13 +218,14 @@ def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
     options.restarts = _restarts_of(options, environ)
 
 
-def _overridden(options: SimpleNamespace) -> list[str]:
-    """The variables whose options were given."""
-    found = []
+def overriding(options: SimpleNamespace) -> dict[str, object]:
+    """What each option gives that was given, by its variable."""
+    found = {}
     for setting in settings.SETTINGS:
         attribute = setting.option.removeprefix("--").replace("-", "_")
-        if setting.option and getattr(options, attribute) is not None:
-            found.append(setting.variable)
+        value = getattr(options, attribute, None)
+        if value is not None:
+            found[setting.variable] = value
     return found
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 
 import pytest
 from conftest import Run
@@ -50,6 +51,53 @@ def test_init_documents_every_argument() -> None:
         )
         assert text is not None
         assert setting.variable in text[0]
+
+
+WITHOUT_EFFECT = [
+    (
+        {"DISTBOOT_HANG_AFTER": "300"},
+        [],
+        "DISTBOOT_HANG_AFTER has no effect without DISTBOOT_HANG=stop",
+    ),
+    ({"DISTBOOT_HANG_AFTER": "300", "DISTBOOT_HANG": "stop"}, [], ""),
+    (
+        {"DISTBOOT_RESTART_DELAY": "5", "DISTBOOT_MAX_RESTARTS": "0"},
+        [],
+        "DISTBOOT_RESTART_DELAY has no effect without DISTBOOT_MAX_RESTARTS",
+    ),
+    ({"DISTBOOT_RESTART_DELAY": "5"}, ["--max-restarts=1"], ""),
+    (
+        {"DISTBOOT_MAX_RESTARTS": "1"},
+        ["--restart-window=5", "--max-restarts=0"],
+        "--restart-window has no effect without --max-restarts",
+    ),
+    ({}, ["--restart-delay=0", "--max-restarts=1"], ""),
+    (
+        {"DISTBOOT_JOB_END_TIME": "4102444800"},
+        [],
+        "DISTBOOT_JOB_END_TIME has no effect without DISTBOOT_STOP_BEFORE_END",
+    ),
+]
+
+
+@pytest.mark.parametrize(("variables", "options", "warning"), WITHOUT_EFFECT)
+def test_setting_without_the_one_it_needs_is_named(
+    distboot: Run, variables: dict[str, str], options: list[str], warning: str
+) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", **variables}
+    result = distboot("run", *options, "--", "true", env=environ)
+    said = [line for line in result.stderr.splitlines() if "no effect" in line]
+    expected = [f"distboot: warning: {warning}"] if warning else []
+    assert (result.returncode, said) == (0, expected)
+
+
+def test_ineffective_setting_is_named_once_and_by_init(distboot: Run, run: Run) -> None:
+    environ = {"DISTBOOT_HANG_AFTER": "300"}
+    script = "import distboot; distboot.init(framework='none')"
+    alone = run(sys.executable, "-c", script, env=environ)
+    wrapped = distboot("run", "--nproc-per-node=2", "--", sys.executable, "-c", script, env=environ)
+    for result in (alone, wrapped):
+        assert (result.returncode, result.stderr.count("no effect")) == (0, 1)
 
 
 @pytest.mark.parametrize(
