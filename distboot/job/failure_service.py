@@ -57,7 +57,7 @@ class FailureService(Service):
 
     def tick(self, now: float) -> None:
         self._waits_for_positions = False
-        if self._facts.cause is not None:
+        if not self._facts.is_undecided:
             return
         report = self._analysis.conclude(now)
         if report is None:
@@ -70,10 +70,10 @@ class FailureService(Service):
         self._waits_for_positions = is_explained is None
 
     def due(self) -> float:
-        if self._facts.cause is not None or self._waits_for_positions:
+        is_open = self._facts.is_undecided and not self._waits_for_positions
+        if not is_open:
             return inf
-        ends = [report.due for report in self._facts.reports]
-        return min(ends, default=inf)
+        return self._analysis.awaited().due
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
         if member.is_local:  # another agent has done this itself

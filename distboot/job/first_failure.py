@@ -126,10 +126,8 @@ class RootCauseAnalysis:
             self.reports.remove(report)
 
     def conclude(self, now: float) -> FailureReport | None:
-        """The root cause, once it is certain; None: not yet."""
-        if not self.reports:
-            return None
-        report = min(self.reports, key=operator.attrgetter("due"))
+        """The root cause of what was reported, once it is certain; None: not yet."""
+        report = self.awaited()
         # When all ranks have ended, nothing more arrives.
         if report.due > now and any(map(_is_reachable, self.members)):
             return None
@@ -137,6 +135,16 @@ class RootCauseAnalysis:
         if report.is_secondary and any(map(may_explain, self.members)):
             report.due = now + EXPLAINING
             return None
+        return self._first()
+
+    def awaited(self) -> FailureReport:
+        """Of all reports, which there have to be, the one whose `due` counts."""
+        first = self._first()
+        if first.kind == "lost":  # it may return until then, and is no cause if it does
+            return first
+        return min(self.reports, key=operator.attrgetter("due"))
+
+    def _first(self) -> FailureReport:
         return min(self.reports, key=operator.attrgetter("may_be_consequence"))
 
     def explain(self, report: FailureReport, delay: float, held_up: str = "") -> RootCause:

@@ -7,10 +7,12 @@ from job_rows import (
     SETTINGS,
     STARTING,
     USUAL,
+    Cut,
     Event,
     JobOfRank0,
     Lose,
     PureJob,
+    Return,
     Row,
     Setup,
     Take,
@@ -222,6 +224,40 @@ FIRST_FAILURE: dict[str, list[Row]] = {
                 "conclude: rank 2",
             ],
         ),
+    ],
+}
+
+# The agent of ranks 2 and 3 is cut off for a moment, and rank 1 fails meanwhile.
+RANK_1_HAS_A_BUG: list[Row] = [
+    (Cut(2), ["record: silent 2", "record: silent 3"]),
+    (Lose(2), ["record: unreachable 2", "record: unreachable 3"]),
+    (exits(1, BUG), ["record: exited 1"]),
+]
+CUT_OFF: dict[str, list[Row]] = {
+    "a rank that may return has not failed first": [
+        *RANK_1_HAS_A_BUG,
+        (Wait(0.5), NOTHING),
+        (
+            Return(2),
+            [
+                (
+                    "say: rank 1 failed first: uncaught exception: ValueError: boom, on host-0, "
+                    "in train.py:7"
+                ),
+                "all <- Abort",
+                "record: reachable 2",
+                "record: reachable 3",
+                "record: reachable 2",
+                "record: reachable 3",
+                "record: root_cause 1",
+                "conclude: rank 1",
+            ],
+        ),
+    ],
+    "a rank that does not return has": [
+        *RANK_1_HAS_A_BUG,
+        (Wait(2.5), NOTHING),
+        (Wait(1), [NODE_IS_LOST, "record: root_cause 2", "conclude: ranks 2, 3"]),
     ],
 }
 
@@ -503,6 +539,13 @@ def test_each_event_has_these_effects(
             assert job.after(event) == list(effects), event
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_rank_that_is_cut_off_may_return(name: str) -> None:
+    job = PureJob(USUAL._replace(is_by_node=True))
+    for event, effects in CUT_OFF[name]:
+        assert job.after(event) == list(effects), event
 
 
 def test_rank_that_begins_late_learns_who_prints() -> None:
