@@ -101,11 +101,15 @@ class JobRecord:
         cause = self._facts.cause
         if cause is None:
             return None
-        found = cause.exit_code
+        has_ended_well = False
         for rank in (*cause.ranks, *self._facts.members):
             end = self._facts.members[rank].end
-            if end is not None:
-                found = cause.exit_code_for(end) or end.status or 0
-                if found:
-                    return found
-        return found
+            if end is None:
+                continue
+            found = cause.exit_code_for(end) or end.status
+            if found:
+                return found
+            has_ended_well = True
+        if has_ended_well and not cause.is_failure:  # a signal that all have handled
+            return 0
+        return cause.exit_code

@@ -17,6 +17,7 @@ from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun
 from rendezvous_peers import Rank, Rank0, record
 from reported import NOON, begun
 from supervised import FAILING, Start, until
+from wrappers import alive
 
 from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import Ready
@@ -197,6 +198,23 @@ def test_variable_has_no_effect_on_single_wrapper(distboot: Run, tmp_path: Path)
     # It may be an ENTRYPOINT around mpirun, whose ranks write a report of their own there.
     done = distboot("train.py", train="", env={"DISTBOOT_REPORT": "job.json"})
     assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
+
+
+def test_lost_rank_fails_a_job_that_ended_well(start: Start) -> None:
+    job = start(
+        "ready()\nif rank == 1:\n    until('never')\n",
+        2,
+        DISTBOOT_METRICS="metrics",
+    )
+    pids = job.all_ready()
+    until(lambda: not alive(pids[0]))
+    job.processes[1].kill()  # the wrapper: nobody reports how its rank ends
+    job.codes()
+    assert job.report()["outcome"] == "failed"
+    assert "exit codes: 143 (job), 0 (rank 0), lost (rank 1)" in job.summary()
+    metrics = (job.folder / "metrics").read_text()
+    assert 'distboot_phase{phase="failed"} 1' in metrics
+    assert 'distboot_phase{phase="ended"} 0' in metrics
 
 
 def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
