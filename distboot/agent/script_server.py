@@ -9,6 +9,7 @@ number, and in the time for which it can keep the agent from other work.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -67,6 +68,7 @@ _MOST_SESSIONS = 64  # of one rank
 _MOST_UNAUTHENTICATED = 256
 _WAITING = 256  # connections that are not accepted yet
 _ACCEPTED_AT_ONCE = 64
+_PAUSE = 1.0  # seconds without new connections while no file can be opened for one
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 
 
@@ -139,10 +141,12 @@ class ScriptServer:
         listener.bind(f"\0{self._name}")
         listener.listen(_WAITING)
         listener.setblocking(False)
-        self._loop.add_reader(
-            listener.fileno(),
-            partial(self._accept, listener),
-        )
+        self._listen()
+
+    def _listen(self) -> None:
+        listener = self._listener
+        if listener is not None:
+            self._loop.add_reader(listener.fileno(), partial(self._accept, listener))
 
     def variable(self, rank: int) -> str:
         """The value of DISTBOOT_AGENT for the script of a rank; empty before `open`."""
@@ -158,17 +162,33 @@ class ScriptServer:
         """A script that waits for an answer finds its connection closed."""
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
         for session in self._sessions:
             session.socket.close()
 
-    def _accept(self, listener: socket.socket, _now: float) -> None:
-        with suppress(OSError):
-            for _ in range(_ACCEPTED_AT_ONCE):
+    def _accept(self, listener: socket.socket, now: float) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
                 connection, _ = listener.accept()
-                unauthenticated = [each for each in self._sessions if each.rank is None]
-                if len(unauthenticated) >= _MOST_UNAUTHENTICATED:
-                    self._drop(unauthenticated[0])  # which has had the most time
-                self.serve(connection)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room_for_files(listener, now)
+                return  # else none is left
+            self._drop_oldest(_MOST_UNAUTHENTICATED)
+            self.serve(connection)
+
+    def _make_room_for_files(self, listener: socket.socket, now: float) -> None:
+        if not self._drop_oldest(1):  # others have opened them all
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_at(now + _PAUSE, self._listen)
+
+    def _drop_oldest(self, most: int) -> bool:
+        """Drop a connection without a token if there are so many; it has had the most time."""
+        unauthenticated = [each for each in self._sessions if each.rank is None]
+        is_one_too_many = len(unauthenticated) >= most
+        if is_one_too_many:
+            self._drop(unauthenticated[0])
+        return is_one_too_many
 
     def _read(self, session: _Session, now: float) -> None:
         try:

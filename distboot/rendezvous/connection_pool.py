@@ -53,6 +53,7 @@ _SPARE = 64  # connections beyond those of the ranks, for those that have not re
 _ACCEPTED_AT_ONCE = 64
 _MOST_REASONS = 100  # for refusing a connection, that are counted
 _PRINTED = (1, 10, 100, 1000)  # which refusals for one reason get a line
+_PAUSE = 1.0  # seconds without new connections while no file can be opened for one
 _CHECK_INTERVAL = 0.5  # seconds between two checks for peers that do not report
 _LONGEST_WAIT = 0.5  # seconds
 
@@ -151,6 +152,8 @@ class ConnectionPool:
     ) -> None:
         self._listener = listener
         self._listeners = [listener]  # with that of `listen_also`
+        self._paused: list[socket.socket] = []  # of these, while no file can be opened
+        self._paused_until = 0.0
         self.room = ranks + _SPARE
         self._handle = handle
         self._lost = lost
@@ -186,6 +189,7 @@ class ConnectionPool:
         if now < self._checked + _CHECK_INTERVAL:
             return
         self._checked = now
+        self._go_on(now)
         why = f"did not report within {_REPORT_LIMIT:g} s"
         for peer in self.unauthenticated:
             age = now - peer.born
@@ -235,6 +239,24 @@ class ConnectionPool:
         """Leave new connections to the next owner of the listening socket."""
         with suppress(KeyError, ValueError):  # ValueError: it is closed
             self._selector.unregister(self._listener)
+        with suppress(ValueError):  # there is no pause
+            self._paused.remove(self._listener)
+
+    def pause(self, now: float) -> None:
+        """Accept no connection for a moment: no file can be opened for one."""
+        for listener in self._listeners:
+            with suppress(KeyError, ValueError):  # it is not accepted from
+                self._selector.unregister(listener)
+                self._paused.append(listener)
+        self._paused_until = now + _PAUSE
+
+    def _go_on(self, now: float) -> None:
+        """End a pause once it is over."""
+        if self._paused and now >= self._paused_until:
+            for listener in self._paused:
+                with suppress(KeyError):  # by `accept_again`
+                    self._selector.register(listener, selectors.EVENT_READ)
+            self._paused = []
 
     def accept_again(self) -> None:
         """Accept again, also the connections that have waited since `accept_no_more`."""

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import NamedTuple, NoReturn, Protocol
 
 from ..base.errors import DistbootError
@@ -147,14 +148,17 @@ class Coordinator:
         self.returns: TakesBack = _TakesNobodyBack()
         self._failure: Failed | None = None  # why the job cannot start, as all ranks are told
         self._told = 0  # ranks that were sent the failure
-        self._deadline = _Deadline(0.0, "")
+        self._own_deadline = _Deadline(0.0, "")
+        self._ends: dict[int, float] = {}  # of the join timeout of each rank that is connected
+        self._deadline = self._own_deadline  # the first of all
 
     def wait_for_join(self) -> Membership:
         """Wait for all ranks and send them the membership, or the `DistbootError` that this
         raises.
         """
         limit = self._plan.join_timeout
-        self._deadline = _Deadline(time.monotonic() + limit, f"within {limit:g} s")
+        self._own_deadline = _Deadline(time.monotonic() + limit, f"within {limit:g} s")
+        self._deadline = self._own_deadline
         try:
             self.table.add(self._plan.own)
             self._gather_after_delay()
@@ -213,7 +217,7 @@ class Coordinator:
         try:
             self.pool.poll(limit)
         except OutOfFilesError:
-            self.pool.accept_no_more()
+            self.pool.pause(time.monotonic())
 
     def detach_all(self) -> list[DetachedConnection]:
         """Give the connections of all ranks to the caller."""
@@ -359,12 +363,26 @@ class Coordinator:
 
     def _hurry(self, record: WorkerInfo) -> None:
         """When the first join timeout is over, all ranks are told which are missing."""
-        said = self._deadline.said
+        self._wait_longer(record.rank)
         end = time.monotonic() + record.patience
+        self._ends[record.rank] = end
+        self._end_by(record.rank, end)
+
+    def _end_by(self, rank: int, end: float) -> None:
+        said = self._deadline.said
         if end < self._deadline.end - 1.0:
-            which = f"{self.table.unit} {record.rank}"
+            which = f"{self.table.unit} {rank}"
             said = f"within the join timeout of {which}, which was over first"
         self._deadline = _Deadline(min(end, self._deadline.end), said)
+
+    def _wait_longer(self, rank: int) -> None:
+        """The join timeout of a rank that has left, or has connected again, does not count."""
+        end = self._ends.pop(rank, inf)
+        if end > self._deadline.end:
+            return
+        self._deadline = self._own_deadline
+        for other, other_end in self._ends.items():
+            self._end_by(other, other_end)
 
     def _refuse_second(self, record: WorkerInfo) -> None:
         """Refuse one connection, and not the job, if the rank is there already."""
@@ -398,6 +416,7 @@ class Coordinator:
         if peer.rank is not None:
             del self._connections[peer.rank]
             self.table.remove(peer.rank)
+            self._wait_longer(peer.rank)
             self.log.add("left", peer.rank)
 
     def _abort(self, error: DistbootError) -> None:

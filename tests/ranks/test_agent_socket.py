@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
@@ -38,6 +39,27 @@ ctx.close()
 def wrapped(ranks: Ranks) -> Ranks:
     """Ranks below wrappers."""
     return lambda script, count=2, **env: ranks(script, count, "-m", "distboot", **env)
+
+
+def test_strangers_take_no_files_from_scripts(run: Run, tmp_path: Path) -> None:
+    script = """
+import os, resource, socket
+import distboot
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1000), most))
+name = os.environ["DISTBOOT_AGENT"].partition(":")[0]
+strangers = []
+for _ in range(100):
+    strangers.append(socket.socket(socket.AF_UNIX))
+    strangers[-1].connect("\\0" + name)
+with distboot.init("none", join_timeout=20) as ctx:
+    ctx.barrier()
+"""
+    (tmp_path / "train.py").write_text(script)
+    command = 'ulimit -Sn 64; exec "$@"'
+    wrapper = (sys.executable, "-m", "distboot", "--nproc-per-node", "2", "train.py")
+    done = run("sh", "-c", command, "sh", *wrapper)
+    assert done.returncode == 0, done.stderr
 
 
 def test_unauthenticated_peers_in_the_queue_only_delay(wrapped: Ranks) -> None:

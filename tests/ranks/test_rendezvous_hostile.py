@@ -250,6 +250,51 @@ def test_second_record_on_one_connection_is_refused(rank0: StartRank0) -> None:
     assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
 
 
+def test_timeout_of_a_rank_that_left_is_forgotten(rank0: StartRank0) -> None:
+    first = rank0(3, 20)
+    gone = peer(first.port, HELLO + OPEN.sign(record(1, 3, patience=1.0)))
+    until(lambda: 1 in first.server.table.records)
+    gone.close()
+    end = time.monotonic() + 1.2
+    until(lambda: time.monotonic() > end)
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+
+
+def test_no_file_left_is_no_busy_wait(run: Run) -> None:
+    script = """
+import os, resource, select, socket, time
+from distboot.rendezvous.connection_pool import ConnectionPool, OutOfFilesError
+
+pool = ConnectionPool(socket.create_server(("127.0.0.1", 0)), 2, print, print, print)
+port = pool.listen_also()
+peer = socket.create_connection(("127.0.0.1", port))
+files = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        files.append(os.dup(0))
+except OSError:
+    now = time.monotonic()
+waits = select.poll()  # which takes no file
+waits.register(pool.fileno(), select.POLLIN)
+assert waits.poll(5000)
+try:
+    pool.poll(0.0)
+except OutOfFilesError:
+    pool.pause(now)
+assert not waits.poll(0)
+for _ in range(2):  # Linux takes a file for the next connection before it looks for one
+    os.close(files.pop())
+pool.refuse_overdue(now + 2)
+assert waits.poll(5000)
+pool.poll(0.0)
+assert len(pool.unauthenticated) == 1
+"""
+    done = run(sys.executable, "-c", script)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
     def there() -> int:
         return sum(type(each) is connection_pool.Connection for each in gc.get_objects())
