@@ -64,7 +64,7 @@ class NodeCheck:
             self._secret,
             is_rank=is_rank,
         )
-        self._in_thread(look, NodeSeen(problems=(_FAILED,)))
+        self._in_thread(look, lambda why: NodeSeen(problems=(why,)))
 
     def _meet_neighbors(self) -> None:
         from .link_probe import LinkServer  # here, as a job of one node has none
@@ -84,22 +84,23 @@ class NodeCheck:
     def _probe(self, question: Probe) -> None:
         from .link_probe import probe
 
-        failed = Probed(question.number, problem=_FAILED)
-        self._in_thread(partial(probe, question, self._host_of_rank_0), failed)
+        work = partial(probe, question, self._host_of_rank_0)
+        self._in_thread(work, lambda why: Probed(question.number, problem=why))
 
-    def _in_thread(self, work: Callable[[], object], failed: object) -> None:
-        """Tell what a thread finds, or `failed`."""
+    def _in_thread(self, work: Callable[[], object], failed: Callable[[str], object]) -> None:
+        """Tell what a thread finds, or what `failed` makes of why it finds nothing."""
 
         def find() -> None:
-            found = failed
-            with suppress(Exception):  # whatever a driver or a kernel does, the job goes on
+            try:
                 found = work()
+            except Exception as error:  # noqa: BLE001 - a driver or a kernel may do anything
+                found = failed(f"{_FAILED}: {type(error).__name__}")
             self._tell(found)
 
         try:
             start_without_signals("distboot-check", find)
         except DistbootError:  # this user may start no more threads
-            self._tell(failed)
+            self._tell(failed(_FAILED))
 
     def _tell(self, message: object) -> None:
         """Let the loop take a message, from any thread."""

@@ -56,12 +56,13 @@ def digests(environ: Mapping[str, str], secret: str) -> Digests:
     it cannot try out values.
     """
     found = []
+    key = secret.encode(errors="surrogateescape")
     for name in islice(filter(is_compared, sorted(environ)), _MOST):
         digest = ""
         value = environ[name]
         if not may_be_secret(name, value):
             data = value.encode(errors="surrogateescape")
-            digest = hmac.new(secret.encode(), data, hashlib.sha256).hexdigest()[:_DIGITS]
+            digest = hmac.new(key, data, hashlib.sha256).hexdigest()[:_DIGITS]
         found.append((name, digest))
     return tuple(found)
 

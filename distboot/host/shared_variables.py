@@ -6,6 +6,7 @@ or that changes which code programs load.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
@@ -17,7 +18,8 @@ from .environment import is_compared, may_be_secret
 Shared = tuple[tuple[str, str], ...]  # names and values
 
 MOST = 100  # variables
-_MOST_CHARACTERS = 16_384  # of all names and values
+_QUOTES = 2  # characters
+_MOST_BYTES = 16_384  # of all names and values in JSON, in which "学" takes 6
 # Whoever sets these runs code in every program that is started
 _OF_LOADERS = "(LD|DYLD|PYTHON|BASH|PERL|RUBY|NODE|GCONV|GIO|GTK|QT)_?.*|ENV|IFS"
 
@@ -37,13 +39,14 @@ def shared(environ: Mapping[str, str], patterns: Sequence[str]) -> tuple[Shared,
             secrets.append(name)
         else:
             found.append((name, value))
-    size = sum(map(len, chain.from_iterable(found)))
-    is_too_much = len(found) > MOST or size > _MOST_CHARACTERS
+    texts = chain.from_iterable(found)
+    size = sum(len(json.dumps(text)) - _QUOTES for text in texts)
+    is_too_much = len(found) > MOST or size > _MOST_BYTES
     if is_too_much:
         raise DistbootError(
             "usage",
             f"--share-env (or DISTBOOT_SHARE_ENV) means {len(found)} variables with {size} "
-            f"characters, and may share {MOST} with {_MOST_CHARACTERS}",
+            f"bytes, as they are sent, and may share {MOST} with {_MOST_BYTES}",
             "give fewer names",
         )
     return tuple(found), secrets

@@ -112,8 +112,10 @@ def test_usual_variable_is_shared(name: str, value: str) -> None:
 
 
 def test_too_much_is_refused() -> None:
-    with pytest.raises(DistbootError, match="means 1 variables with 20001 characters"):
+    with pytest.raises(DistbootError, match="means 1 variables with 20001 bytes, as they"):
         shared({"A": "x" * 20_000}, ("A",))
+    with pytest.raises(DistbootError, match="means 1 variables with 18001 bytes, as they"):
+        shared({"A": "学" * 3_000}, ("A",))
     with pytest.raises(DistbootError, match="means 200 variables"):
         shared({f"A{number}": "" for number in range(200)}, ("A*",))
 

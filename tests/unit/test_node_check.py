@@ -386,6 +386,14 @@ def test_digests_tell_no_value_and_no_secret() -> None:
     assert found == environment.digests({**environ, "API_TOKEN": "2"}, "of the job")
 
 
+def test_secret_of_any_bytes_is_a_key() -> None:
+    not_utf_8 = os.fsdecode(b"\xff\xfeabc")
+    environ = {"HF_HOME": "/data"}
+    found = environment.digests(environ, not_utf_8)
+    assert found == environment.digests(environ, not_utf_8)
+    assert found != environment.digests(environ, "abc")
+
+
 def test_large_environment_is_bounded() -> None:
     environ = {f"A{number}": "x" * 1000 for number in range(10_000)}
     assert len(environment.digests(environ, "")) == 300
