@@ -23,7 +23,7 @@ from ..base.process import Process
 from ..job.messages import Register
 from ..rendezvous.join import Joined
 from ..rendezvous.messages import as_error
-from ..rendezvous.protocol import Frames
+from ..rendezvous.protocol import Frames, ProtocolError
 from .agent import Agent
 from .foreign_process import ForeignProcess
 from .launcher_process import LauncherProcess, find
@@ -163,7 +163,14 @@ class _Control:
 
     def begin(self) -> Begin:
         """The first message; `_ScriptGoneError`: something has ended the start before that."""
-        first, *_ = self.receive(Begin, StartEnded, Finish)
+        try:
+            first, *_ = self.receive(Begin, StartEnded, Finish)
+        except ProtocolError as error:
+            raise DistbootError(
+                "broken-environment",
+                f"the environment of this rank is too large for its agent: it {error}",
+                "shorten what is named there",
+            ) from None
         if not isinstance(first, Begin):
             raise _ScriptGoneError
         return first

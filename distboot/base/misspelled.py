@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from difflib import get_close_matches
 
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
@@ -11,18 +11,11 @@ _OWN = "DISTBOOT"
 _ONLY_OPTIONS = ("--log-dir", "--log-prefix", "--framework", "--pass-local-rank", "--exec")
 
 
-def meanings(unknown: Sequence[str], known: Collection[str]) -> dict[str, str]:
-    """The known variable, or the option, that each unknown variable means, if it means one."""
-    found = {}
-    for name in unknown:
-        meant = _meant_by(name, known)
-        if meant:
-            found[name] = meant
-    return found
+def meant_by(name: str, known: Collection[str]) -> str:
+    """The known variable, or the option, that an unknown variable means.
 
-
-def _meant_by(name: str, known: Collection[str]) -> str:
-    """What an unknown variable means; empty: it is the user's own, or a newer distboot's."""
+    Empty: it is the user's own, or a newer distboot's.
+    """
     prefix = f"{_OWN}_"
     is_own = name.startswith(prefix)
     rest = name.removeprefix(prefix)

@@ -23,6 +23,7 @@ _ADDRESS = pattern(r"[!-~]+:([0-9]{1,5})")
 _LARGEST_PORT = 65535
 _SHORTEST_HEARTBEAT = 2.0  # seconds
 _NAME_PATTERN = pattern(r"[A-Za-z_][A-Za-z0-9_*]*")
+_LONGEST_SECRET = 65536  # characters
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 
 
@@ -50,6 +51,18 @@ def given_by_variable(name: str, text: str) -> Given:
 def as_given(given: Given) -> object:
     """Any text is valid, or is checked where it is used."""
     return given.value
+
+
+def secret(given: Given) -> str:
+    """A text that is never shown."""
+    found = str(given.value)
+    if len(found) > _LONGEST_SECRET:
+        raise DistbootError(
+            given.code,
+            f"DISTBOOT_SECRET has {len(found)} characters, and may have {_LONGEST_SECRET}",
+            "64 random hex digits are enough: openssl rand -hex 32",
+        )
+    return found
 
 
 def absolute_path(given: Given) -> str:

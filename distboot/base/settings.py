@@ -111,6 +111,7 @@ SETTINGS = (
         "DISTBOOT_SECRET",
         "a text that all ranks of the job know and no one else: only processes that know it can "
         "join",
+        read=readers.secret,
         page="../explanation/security.md",
     ),
     Setting(
@@ -560,11 +561,16 @@ def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     ]
     if not unknown:
         return {}
-    from .misspelled import meanings  # here, as few processes need it
+    from .misspelled import meant_by  # here, as few processes need it
 
     # A variable of PyTorch can only be meant where it is missing
     candidates = known.difference(set(_OF_PYTORCH).intersection(environ))
-    return meanings(unknown, candidates)
+    found = {}
+    for name in unknown:
+        meant = meant_by(name, candidates)
+        if meant:
+            found[name] = meant
+    return found
 
 
 def warn_of_ineffective(

@@ -65,6 +65,7 @@ _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 _OWN = pattern(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
 _MOST_SETTINGS = 80  # settings
 _LONGEST_FACT = 200  # characters of a name or a value
+_LONGEST_HOST = 253  # characters of a name, as in DNS
 
 
 class _Part(NamedTuple):
@@ -138,10 +139,21 @@ def plan_of(
 
 def _problem_of(environ: Mapping[str, str]) -> DistbootError | None:
     try:
+        _refuse_long_host(environ)
         network.refuse_unknown(environ)
     except DistbootError as error:
         return error
     return None
+
+
+def _refuse_long_host(environ: Mapping[str, str]) -> None:
+    size = len(environ.get("DISTBOOT_HOST", ""))
+    if size > _LONGEST_HOST:
+        raise DistbootError(
+            "broken-environment",
+            f"DISTBOOT_HOST has {size} characters, and a name of a host at most {_LONGEST_HOST}",
+            "unset it: the host's own name is used then",
+        )
 
 
 def _own_report(
@@ -152,6 +164,7 @@ def _own_report(
 ) -> WorkerInfo:
     """What this rank reports to rank 0; or this agent of a node."""
     host = environ.get("DISTBOOT_HOST") or socket.gethostname()
+    host = host[:_LONGEST_HOST]
     bound = ""
     if not part.ranks:
         bound = cpus.bound()

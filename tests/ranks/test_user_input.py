@@ -137,6 +137,34 @@ def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: li
     assert result.returncode == 78
 
 
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("DISTBOOT_SECRET", "DISTBOOT_SECRET has 70000 characters, and may have 65536"),
+        ("DISTBOOT_HOST", "DISTBOOT_HOST has 70000 characters, and a name of a host at most 253"),
+    ],
+)
+def test_text_that_no_message_takes_is_refused(
+    run: Run, port: int, way: str, name: str, said: str
+) -> None:
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DISTBOOT_JOIN_TIMEOUT": "1",
+        name: "x" * 70_000,
+    }
+    script = [sys.executable, "-c", "import distboot; distboot.init('none')"]
+    if way == "wrapper":
+        script = [sys.executable, "-m", "distboot", "--", *script]
+    done = run(*script, env=environ)
+    assert (done.returncode, said in done.stderr) == (78, True), done.stderr
+    assert done.stderr.count("Traceback") == (way == "init")  # the script's own
+
+
 def test_option_overrides_an_invalid_variable(distboot: Run) -> None:
     env = {"DISTBOOT_GRACE": "abc", "DISTBOOT_JOIN_TIMEOUT": "abc"}
     options = ["--grace", "2", "--join-timeout", "3"]
