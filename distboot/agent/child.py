@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from .. import script
 from ..base.commands import bind, command_error, limit_files
+from ..base.errors import DistbootError
+from ..base.text import short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +66,14 @@ def start(
         )
     except OSError as error:
         raise command_error(command.words[0], error) from None
+    except subprocess.SubprocessError:  # CPUs that were there a moment ago
+        cpus = ",".join(map(str, sorted(command.cpus)))
+        raise DistbootError(
+            "command-not-executable",
+            f"{short_repr(command.words[0])} cannot be bound to the CPUs {cpus}",
+            "look whether this host's CPUs, or those of its container, have just changed; "
+            "or leave out --bind",
+        ) from None
     process.returncode = 0  # or Popen would wait for it, too
     return process.pid
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 
 from ..base.text import without_secret
@@ -44,7 +45,14 @@ class HookReader:
 
     def read(self) -> list[tuple[str, int, str]]:
         """The complete events that have arrived: kind, process, text."""
-        self._fill()
+        found = []
+        for data in self._arrived():
+            self._buffer += data
+            found += self._take_events()  # now: what is kept of the rest is limited
+            self._buffer = self._buffer[: self._most]
+        return found + self._take_events()
+
+    def _take_events(self) -> list[tuple[str, int, str]]:
         events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
         found = []
@@ -65,7 +73,8 @@ class HookReader:
     def stacks(self) -> str:
         """What faulthandler has written of all threads so far, while that is expected."""
         if not self.ended:
-            self._fill()
+            for data in self._arrived():
+                self._buffer = (self._buffer + data)[: self._most]
         return self.clean(self._buffer)
 
     def expect_stacks(self) -> None:
@@ -94,13 +103,18 @@ class HookReader:
         text = data.decode(errors="replace")
         return without_secret(text, self._secret)
 
-    def _fill(self) -> None:
-        most = _MOST_KEPT
+    @property
+    def _most(self) -> int:
+        """Bytes that are kept."""
         if self.expects_stacks:
-            most = _MOST_STACKS
+            return _MOST_STACKS
+        return _MOST_KEPT
+
+    def _arrived(self) -> Iterator[bytes]:
+        """What the pipe has now, piece by piece."""
         try:
             while data := os.read(self.pipe, 65536):
-                self._buffer = (self._buffer + data)[:most]
+                yield data
         except BlockingIOError:
             return
         except OSError:  # the same as its end

@@ -24,6 +24,7 @@ class LogFile:
         try:
             self._open(header)
         except OSError as error:
+            self.close()
             raise unwritable(f"the log file {short_repr(path)}", error) from None
 
     def _open(self, header: str) -> None:
@@ -59,7 +60,7 @@ class LogFile:
             try:
                 self._write_all(data)
             except OSError as error:  # for example a full disk: not worth the job
-                self._file = None
+                self.close()
                 path = short_repr(self._path)
                 what = f"nothing more is written to {path}: {error.strerror}"
                 log_line(self._who, f"warning: {what}")

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 
 _GROUP_POLL = 0.02  # seconds
+_SHORTEST_GRACE = 0.001  # seconds; below a microsecond the timer would be off
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 # Some scripts read them as "reload" and "show the stacks"; SIGINT remains the key that ends the
 # wait between two rounds
@@ -305,7 +306,7 @@ class _Supervision:
         held = self._held()
         self._ending = number
         if watch is None or watch.is_done:  # otherwise the agent counts the grace
-            signal.setitimer(signal.ITIMER_REAL, self._grace)
+            signal.setitimer(signal.ITIMER_REAL, max(self._grace, _SHORTEST_GRACE))
         self._send(number, held)
         if watch is not None:
             watch.asked(number)

@@ -12,19 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from supervised import pair
 
+from distboot.agent import child
 from distboot.agent.claims import Claims
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.host_signs import Probe
 from distboot.agent.liveness import LOST, SILENT, UNREACHABLE, Finding
+from distboot.agent.log_file import LogFile
 from distboot.agent.peer_connection import close_gracefully
 from distboot.agent.peer_watch import PeerWatch
+from distboot.base.errors import DistbootError
 from distboot.base.text import without_secret
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
@@ -322,6 +326,13 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
         yield HookReader(reading), writing
 
 
+def test_many_events_at_once_are_all_read(hooks: tuple[HookReader, int]) -> None:
+    reader, writing = hooks
+    for number in range(30):
+        os.write(writing, b"\0exception %d\n%s\0" % (number, b"x" * 2000))
+    assert [pid for _, pid, _ in reader.read()] == list(range(30))
+
+
 def test_crash_of_many_threads_begins_with_its_kind(hooks: tuple[HookReader, int]) -> None:
     reader, writing = hooks
     os.write(
@@ -384,3 +395,20 @@ def test_claim_is_for_one_agent_until_it_ends() -> None:
         assert elsewhere.claim("cause")
         first.close()
         assert second.claim("cause")
+
+
+def test_cpus_that_have_gone_are_named() -> None:
+    command = child.Command(["true"], os.environ, cpus={5000, 5001})
+    with pytest.raises(DistbootError, match="cannot be bound to the CPUs 5000,5001") as refused:
+        child.start(command, set(), own_group=True, open_files=None)
+    assert refused.value.code == "command-not-executable"
+
+
+def test_full_disk_leaves_no_log_file_open() -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = opened()
+    with pytest.raises(DistbootError, match="No space left on device"):
+        LogFile("/dev/full", 0, None)
+    assert opened() == before
