@@ -79,9 +79,10 @@ def init(
         if timeout is not None:
             limit = seconds(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
-        join_limit = settings.join_timeout_setting(os.environ, join_timeout)
+        if join_timeout is not None:
+            settings.join_timeout_setting(os.environ, join_timeout)
         with _one_at_a_time():
-            return _current_or_new(options, launcher, join_limit, pass_local_rank)
+            return _current_or_new(options, launcher, join_timeout, pass_local_rank)
     except DistbootError as error:
         report_error_at_exit(error, has_context=lambda: _current is not None)
         from .script import error_exit  # here, as most calls succeed
@@ -136,7 +137,7 @@ def _held() -> Current | None:
 def _current_or_new(
     options: frameworks.Options,
     launcher: str | None,
-    join_timeout: float,
+    join_timeout: float | timedelta | None,
     pass_local_rank: bool | None,
 ) -> Context:
     """Return the current context; create it on the first call."""
@@ -173,7 +174,11 @@ def _concerns_arguments(pass_local_rank: bool | None) -> bool:
     return bool(pass_local_rank) or len(sys.argv) > 1
 
 
-def _new(options: frameworks.Options, launcher: str | None, join_timeout: float) -> Current:
+def _new(
+    options: frameworks.Options,
+    launcher: str | None,
+    join_timeout: float | timedelta | None,
+) -> Current:
     """Start the framework."""
     environ = os.environ  # which everything below is given
     called = time.time()
@@ -181,15 +186,23 @@ def _new(options: frameworks.Options, launcher: str | None, join_timeout: float)
     if launcher is None and not environ.get("DISTBOOT_LAUNCHER"):
         refuse_spawned(placement)
         refuse_ray_worker(placement)
-    supervision = settings.supervision_settings(environ)
-    call = Call(
-        placement,
-        options,
-        environ,
-        called,
-        join_timeout,
-        supervision,
-        launcher,
-    )
     with with_rank(placement.who):
+        settings.refuse_invalid(environ, _overridden(launcher, join_timeout))
+        join_limit = settings.join_timeout_setting(environ, join_timeout)
+        supervision = settings.supervision_settings(environ)
+        call = Call(
+            placement,
+            options,
+            environ,
+            called,
+            join_limit,
+            supervision,
+            launcher,
+        )
         return start(call)
+
+
+def _overridden(launcher: str | None, join_timeout: object) -> list[str]:
+    """The variables in place of which an argument is given."""
+    given = {"DISTBOOT_LAUNCHER": launcher, "DISTBOOT_JOIN_TIMEOUT": join_timeout}
+    return [name for name, value in given.items() if value is not None]

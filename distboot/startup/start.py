@@ -68,7 +68,6 @@ def _checked(call: Call) -> tuple[Call, bool]:
     placement = call.placement
     outer = inherited.about(placement, call.environ)
     refuse_process(placement, outer)
-    settings.refuse_invalid(call.environ, ["DISTBOOT_JOIN_TIMEOUT"])  # it was read, or given
     settings.warn_of_unknown(call.environ, placement.rank, placement.who)
     settings.warn_of_ineffective(call.environ, placement.rank, placement.who)
     if not outer.fields:  # otherwise the wrapper has warned

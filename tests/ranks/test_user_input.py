@@ -123,6 +123,19 @@ def test_world_size_that_the_launcher_overrules_is_named(distboot: Run) -> None:
     assert "overruled" not in distboot("run", "--", "true", env=equal).stderr
 
 
+def test_init_refuses_all_invalid_settings_at_once(run: Run) -> None:
+    wrong = ("LATE_AFTER", "HANG", "GRACE", "JOIN_TIMEOUT", "LOG_FORMAT", "CHECK")
+    environ = dict.fromkeys((f"DISTBOOT_{name}" for name in wrong), "wrong")
+    script = (sys.executable, "-c", f"{_INIT}distboot.init('none')")
+    done = run(*script, env=environ)
+    assert done.returncode == 78
+    assert "error[broken-environment]: 6 problems:\n" in done.stderr
+    for name in environ:
+        assert f"distboot:   {name}='wrong' is " in done.stderr
+    said = run(*script, env={"DISTBOOT_JOIN_TIMEOUT": "0"}).stderr
+    assert "DISTBOOT_JOIN_TIMEOUT='0' is not a valid number of seconds" in said
+
+
 @pytest.mark.parametrize(
     "command", [["run", "--", "true"], ["run", "--", sys.executable, "-c", _INIT]]
 )
