@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import NoReturn
 
+SHELLS = ("sh", "bash", "dash", "zsh")
 _HINTS = {
     errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
     errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",

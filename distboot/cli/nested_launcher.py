@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..base.commands import SHELLS
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
-from .target import SHELLS, Target
+from .target import Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
 _ENV = pattern(r"[^\0]*\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*")

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..base.commands import command_error, command_not_found
+from ..base.commands import SHELLS, command_error, command_not_found
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import did_you_mean, escape_control, short_repr
@@ -25,7 +25,6 @@ _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 _MODULE_OPTION = pattern(r"(-[^-mcWX]+)?-?m")
 _OPTION_BEFORE_VALUE = pattern(r"-[^-mc]*[WX]|--check-hash-based-pycs")
 _VERSION = "0123456789."  # characters after `python` in the name of its program
-SHELLS = ("sh", "bash", "dash", "zsh")
 # A #! line whose interpreter is a shell, or `env` with a shell after its options and assignments.
 # pip writes #!/bin/sh into scripts of Python, too: to Python, the exec line below it is a text.
 _SHEBANG_OF_SHELL = pattern(
@@ -210,6 +209,9 @@ def _no_script(script: str) -> DistbootError:
 
 
 def _after_dashes(command: str) -> str:
+    is_here = os.sep not in command and os.path.isfile(command)
+    if is_here:
+        command = f"./{command}"
     return f"any other command goes after '--': -- {escape_control(command)} …"
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from ..base.errors import DistbootError
 from ..base.process import started
-from ..base.text import counted, escape_control, short_repr
+from ..base.text import counted, escape_control
 from ..host.sockets import command, holders
 
 _SOCKETS = "/proc/net/unix"
@@ -19,7 +19,7 @@ _LONGEST_COMMAND = 100  # characters
 
 def jobs_listed(
     agents: Mapping[str, Sequence[str]],
-    unknown: str = "",  # the id of a job that is none of them
+    problem: str = "",  # what was asked for, and is none of them
 ) -> DistbootError:
     """The error that lists the jobs of this host: id, script, process and age."""
     inodes: dict[str, str] = {}
@@ -28,8 +28,8 @@ def jobs_listed(
         inodes[f"socket:[{fields[6]}]"] = fields[-1].removeprefix("@")
     processes = holders(inodes)
     begin = ""
-    if unknown:
-        begin = f"no job {short_repr(unknown)} is here; "
+    if problem:
+        begin = f"{problem}; "
     count = len(agents)
     verb = {True: "runs", False: "run"}[count == 1]
     lines = [f"{begin}{counted(count, 'job')} {verb} on this host:"]

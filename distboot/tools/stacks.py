@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError
-from ..base.text import escape_control
+from ..base.text import escape_control, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
 from .jobs_here import jobs_listed, unix_sockets
@@ -50,12 +50,8 @@ def stacks(arguments: list[str]) -> int:
                 return 0
     problem = "no agent on this host answers"
     if options.pid:
-        problem = f"{problem} for --pid {options.pid}"
-    raise DistbootError(
-        "usage",
-        problem,
-        _WHERE,
-    )
+        raise jobs_listed(agents, f"{problem} for --pid {options.pid}")
+    raise DistbootError("usage", problem, _WHERE)
 
 
 def _agents_of(job: str) -> dict[str, list[str]]:
@@ -65,7 +61,7 @@ def _agents_of(job: str) -> dict[str, list[str]]:
         return agents
     others = agents_here("")
     if others:
-        raise jobs_listed(others, unknown=job)
+        raise jobs_listed(others, f"no job {short_repr(job)} is here")
     raise DistbootError("usage", "no agent of a job runs on this host", _WHERE)
 
 

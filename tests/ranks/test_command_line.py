@@ -137,7 +137,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         (
             "./no-interpreter",
             "usage",
-            "it begins with #!/nowhere/sh\ndistboot: hint: any other command goes",
+            "begins with #!/nowhere/sh\ndistboot: hint: any other command goes after '--': -- ./no-",
         ),
         ("--grace 5 show", "command-not-found", "\ndistboot: hint: a command comes before its "),
         ("no_such_script.py", "command-not-found", ""),

@@ -522,6 +522,9 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     unknown = distboot("stacks", "--job", job[:-1]).stderr
     assert re.search(rf"no job '{job[:-1]}' is here; \d+ jobs run on this host:\n", unknown)
     assert f"--job {listed[1]}: " in unknown
+    of_none = distboot("stacks", "--pid", "1").stderr
+    assert re.search(r"answers for --pid 1; \d+ jobs? runs? on this host:\n", of_none)
+    assert f"--job {listed[1]}: " in of_none
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
