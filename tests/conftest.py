@@ -47,8 +47,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """How many tests run side by side with `-n auto`: two more than there are CPUs, as they also wait; at most 8."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 6) + 2
+    """How many tests run side by side with `-n auto`: four more than there are CPUs, as they mostly wait; at most 8."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 4) + 4
 
 
 @pytest.hookimpl(optionalhook=True)
