@@ -8,8 +8,9 @@ import subprocess
 from typing import NamedTuple
 
 from .. import script
-from ..base.commands import bind, command_error, limit_files
+from ..base.commands import SHELLS, bind, command_error, limit_files
 from ..base.errors import DistbootError
+from ..base.process import program_of
 from ..base.text import short_repr
 
 TYPE_CHECKING = False
@@ -76,6 +77,19 @@ def start(
         ) from None
     process.returncode = 0  # or Popen would wait for it, too
     return process.pid
+
+
+def send(pid: int, number: int, *, leads_group: bool) -> None:
+    """Pass a signal on to a child.
+
+    A shell drops SIGINT unless the program that it waits for has ended of it, so that one gets it,
+    too, as from a terminal.
+    """
+    is_dropped = number == signal.SIGINT and program_of(pid, SHELLS) is not None
+    if is_dropped and leads_group:
+        os.killpg(pid, number)
+    else:
+        os.kill(pid, number)
 
 
 def _environ(command: Command) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ..job.messages import (
     Position,
     Stalled,
 )
-from ..job.root_cause import from_exit
+from ..job.root_cause import from_exit, from_hidden
 from ..job.stacks import Stacks
 from ..rendezvous.protocol import ProtocolError, decode
 from ..script.crash_hooks import (
@@ -49,6 +49,7 @@ from .stopping import Stopping
 _LONGEST_LINE = 400  # characters
 # Exit codes of a process that this agent has stopped as its work was done
 _OF_DONE = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_REMEDY = "in a shell script, set -eo pipefail passes its exit code on"
 # The events of hooks in which a handler of a signal ran
 _SIGNALS = {INTERRUPT: signal.SIGINT, TERM: signal.SIGTERM}
 
@@ -99,6 +100,7 @@ class MonitoredProcess:
         if self.of.has_ended:
             self._stopped = ""
             return
+        self.failure.others.look(now)
         numbers = self.of.shell.stops.numbers(self.of.rank)
         if self.of.movement.stalled(numbers, now):
             self.of.take(Stalled(), now)
@@ -164,6 +166,9 @@ class MonitoredProcess:
 
             cause = from_exit(member, end, 0.0)
             platform_log.write(cause.text)
+        if end.hides_failure and not end.is_secondary:
+            member = self.of.shell.facts.members[self.of.rank]
+            self.of.shell.say(f"warning: {from_hidden(member, end)}; {_REMEDY}", self.of.rank)
         if end.crash:  # faulthandler would have printed it, had it not been for the hooks
             self.of.shell.say(
                 f"{end.describe()}{shown(end.crash)}",
@@ -190,12 +195,13 @@ class MonitoredProcess:
             stopped_by_us=self.stopping.stopped_by_us and may_be_ours,
             when=time.time(),
         )
+        exception = self.failure.last_exception(how)
         if how.code == 0:
-            return end
+            return replace(end, exception=exception)
         return replace(
             end,
             crash=self._hooks.crash(),
-            exception=self.failure.last_exception(how, now),
+            exception=exception,
             last_line=self.failure.last_line,
         )
 
@@ -220,10 +226,10 @@ class MonitoredProcess:
         for kind, pid, text in self._hooks.read():
             if kind == STEPS:  # also from a Python below a shell
                 self._report_phases(text, now)
-            elif pid == self.of.process.pid:
+            if pid == self.of.process.pid:
                 self._take(kind, text, now)
-            elif kind == EXCEPTION:  # the process may go on without the one that fails
-                self.failure.of_another(UncaughtException.received(text), now)
+            else:
+                self.failure.others.take(kind, pid, text, now)
         if self._hooks.take_dump():
             self.terminating(now)
         if self._hooks.ended:

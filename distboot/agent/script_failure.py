@@ -3,6 +3,16 @@
 A script that fails prints its traceback first, and the lines that the failure leads to are to
 follow it. So its exception is reported to all ranks once that is printed, and passed on by the
 wrapper, or after `PRINTING`.
+
+Where the process of the rank is a shell, or another program that starts Python, the exceptions of
+those Pythons come through the same pipe. Such a process may go on without the Python that has
+failed, so that does not end the rank. It explains how the rank ends:
+
+    exit code of the rank | the exception that explains it
+    ----------------------+-------------------------------------------------------------------
+    not 0                 | of a Python that has ended just before
+    0                     | of the last Python that took part in the training: the shell has no
+                          | `set -e`, or a pipe no `pipefail`
 """
 
 from __future__ import annotations
@@ -11,8 +21,11 @@ import time
 from collections.abc import Callable
 from math import inf
 
+from ..base.process import proc_stat
 from ..job.exit_status import ExitStatus, UncaughtException
 from ..job.messages import Failing
+from ..script.crash_hooks import EXCEPTION, STEPS
+from ..script.progress import KIND as PROGRESS
 from .rank_process import RankProcess
 from .stopping import Stopping
 
@@ -20,6 +33,9 @@ from .stopping import Stopping
 PRINTING = 0.3
 LOOK = 0.02  # seconds between two looks whether it was passed on
 _JUST_NOW = 2.0  # seconds
+# It has called `init`, or loaded what torch trains with
+_OF_TRAINING = (STEPS, PROGRESS)
+_ENDED: tuple[list[str], ...] = ([], ["Z"], ["X"])  # the state of a process, in /proc
 
 
 class ScriptFailure:
@@ -35,9 +51,7 @@ class ScriptFailure:
         self._failure: Failing | None = None  # to be reported once the script has printed why
         self._due = inf  # when it is reported in any case
         self._has_printed = False
-        # The exception of another process of this rank, and when that was reported
-        self._other: UncaughtException | None = None
-        self._other_at = 0.0
+        self.others = OtherPythons()
 
     def begin(self, exception: UncaughtException | None, now: float) -> None:
         """The script ends with an exception; None: it has sent something else."""
@@ -56,11 +70,6 @@ class ScriptFailure:
         else:
             self._of.loop.call_at(self._due, self._report_printed)
 
-    def of_another(self, exception: UncaughtException | None, now: float) -> None:
-        """Another process of this rank ends with an exception."""
-        self._other = exception
-        self._other_at = now
-
     def printed(self) -> None:
         """The script has printed its traceback."""
         self._has_printed = True
@@ -73,15 +82,12 @@ class ScriptFailure:
         if failure is not None:
             self._of.take(failure, now)
 
-    def last_exception(self, how: ExitStatus, now: float) -> UncaughtException | None:
-        """The exception that ended it: its own, or that of a Python below a shell.
-
-        A shell ends with the exit code of the Python that it has run.
-        """
-        is_recent = now < self._other_at + _JUST_NOW
-        if self.exception is None and is_recent and how.status in (None, 1):
-            return self._other
-        return self.exception
+    def last_exception(self, how: ExitStatus) -> UncaughtException | None:
+        """The exception that ended it: its own, or that of a Python below a shell."""
+        own = self.exception
+        if how.code == 0:
+            own = None
+        return own or self.others.exception(how.code)
 
     def _report_printed(self) -> None:
         if self._failure is None:
@@ -92,6 +98,43 @@ class ScriptFailure:
             self.report(now)
         else:
             self._of.loop.call_at(now + LOOK, self._report_printed)
+
+
+class OtherPythons:
+    """Those below the process of a rank. All times are those of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self._training = 0  # the process that was the last to take part in the training
+        self._failed = 0  # the last one that has failed
+        self._exception: UncaughtException | None = None  # of that one
+        self._is_recent = False
+        self._lived_at = 0.0
+
+    def take(self, kind: str, pid: int, text: str, now: float) -> None:
+        """Note an event of the hooks of one of them."""
+        if kind == EXCEPTION:
+            self._failed = pid
+            self._exception = UncaughtException.received(text)
+            self._is_recent = True
+            self._lived_at = now
+        elif kind in _OF_TRAINING:
+            self._training = pid
+
+    def look(self, now: float) -> None:
+        """In each second: a Python may take long to end after its exception."""
+        is_there = proc_stat(self._failed)[:1] not in _ENDED
+        if is_there:
+            self._lived_at = now
+        self._is_recent = now < self._lived_at + _JUST_NOW
+
+    def exception(self, code: int | None) -> UncaughtException | None:
+        """What explains the exit code of the process of the rank."""
+        explains = self._is_recent
+        if code == 0:
+            explains = self._failed == self._training
+        if not explains:
+            return None
+        return self._exception
 
 
 def _always() -> bool:

@@ -42,7 +42,13 @@ from functools import partial
 from ..base.errors import DistbootError
 from . import child
 from .child import Command
-from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal, stop_ignoring
+from .wrapper_signals import (
+    FROM_TERMINAL,
+    WAITED_FOR,
+    next_signal,
+    on_terminal,
+    stop_ignoring,
+)
 
 # Type checkers take the name for typing's, whose import would slow every start
 TYPE_CHECKING = False
@@ -330,7 +336,7 @@ class _Supervision:
         pids = self._children.keys() - held
         for pid in pids:
             with suppress(PermissionError):  # of another user
-                os.kill(pid, number)
+                child.send(pid, number, leads_group=not self._shared_group)
 
     def _hurry(self, number: int) -> None:
         """A signal arrived while no child is left; if it asks to end, no other round follows.

@@ -45,6 +45,8 @@ LONGEST_HEADLINE = 160  # characters of a headline
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
 _KILLED: dict[int, str] = {KILL: " (out of memory, or kill -9)"}  # what may have sent a signal
+# The exit code of a shell whose command was killed
+_KILLED_BELOW: dict[int, str] = {128 + KILL: " (SIGKILL: out of memory, or kill -9)"}
 _UNKNOWN = (
     "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 )
@@ -155,6 +157,11 @@ class ExitStatus:
         return not any((self.succeeded, self.stopped_by_us, self.terminated_by))
 
     @property
+    def hides_failure(self) -> bool:
+        """Whether it ended well, although a Python below it had not."""
+        return (self.succeeded, self.exception is None) == (True, False)
+
+    @property
     def is_secondary(self) -> bool:
         """Whether its exception only tells that a peer is gone or did not answer."""
         return self._exception.is_secondary
@@ -233,7 +240,8 @@ class ExitStatus:
             by_whom = _KILLED.get(self.signal, "")
             return f"killed by {name}{by_whom}"
         if self.code is not None:
-            return f"exit code {self.code}"
+            by_whom = _KILLED_BELOW.get(self.code, "")
+            return f"exit code {self.code}{by_whom}"
         return _UNKNOWN
 
     def failure_text(self, most: int = LONGEST_HEADLINE) -> str:

@@ -35,7 +35,7 @@ from .first_failure import GATHERING
 from .key_service import KeyService
 from .keys import GONE, Keys
 from .late import LateService
-from .root_cause import RankState, RootCause, speakers_of
+from .root_cause import RankState, RootCause, from_hidden, speakers_of
 from .service import Handler, Handlers, Service
 from .stop_agreement import StopAgreement, StopService
 
@@ -184,6 +184,8 @@ class Job(AgentJob):
         member.end = end
         member.is_reaped = message.is_reaped
         details = end.as_details()
+        if end.hides_failure:
+            details["hides"] = {"text": from_hidden(member, end), "is_secondary": end.is_secondary}
         cause = self.facts.cause
         if cause is not None and cause.is_first(member.rank):
             details["traceback"] = end.traceback

@@ -254,6 +254,12 @@ def from_exit(
     )
 
 
+def from_hidden(member: RankState, end: ExitStatus) -> str:
+    """A rank ended with exit code 0, and an exception of a Python below it, for example of a shell."""
+    begin = "exit code 0, although Python below it failed: "
+    return _headline(begin, end.failure_text, member, end.place)
+
+
 def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:
     """Ranks had ended well when one of the others failed, as a peer had disconnected."""
     ranks = tuple(member.rank for member in done)

@@ -27,7 +27,9 @@ Kind = Literal[
     "registered",  # pid, cpus (to which it is bound): its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN
     "failing",  # text: it is about to fail, or cannot continue
-    "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
+    # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause), hides (see
+    # `job/root_cause.from_hidden`)
+    "exited",
     "unreachable",  # text
     "silent",  # text: nothing arrives from it, though its host answers; the job continues
     "reachable",  # again, after that

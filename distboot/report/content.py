@@ -75,9 +75,17 @@ class Doubts(NamedTuple):
         if self.separate_jobs and not _has_called_init(events):
             launcher = self.separate_jobs
             return f"each rank ran {launcher} for a job of its own, and none joined the others"
-        if self.unused:
-            return f"{ended}, but {self.unused}"
-        return ""
+        doubts = filter(None, (_hidden_failure(events), self.unused))
+        doubt = next(doubts, "")
+        return doubt and f"{ended}, but {doubt}"
+
+
+def _hidden_failure(events: Sequence[Event]) -> str:
+    """Of a rank with exit code 0: what failed first below its process; empty: nothing did."""
+    found = [one for one in of_kinds(events, "exited") if "hides" in one.details]
+    found.sort(key=lambda one: one.details["hides"]["is_secondary"])
+    texts = [f"rank {one.rank}: {one.details['hides']['text']}" for one in found]
+    return next(iter(texts), "")
 
 
 def _has_called_init(events: Sequence[Event]) -> bool:

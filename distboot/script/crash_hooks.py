@@ -56,6 +56,7 @@ _FRAMEWORKS = (
     "jax",
     "mpi4py",
     "horovod",
+    "distboot.initialize",
 )
 _WRAPPERS = f"_{__name__}"  # this file, where the wrapper has had it loaded
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one

@@ -69,6 +69,7 @@ def _start() -> None:
     if _process == os.getpid():
         return
     _process = os.getpid()
+    crash_hooks.emit(KIND)  # it takes part: see `agent/script_failure`
     import threading
 
     threading.Thread(target=_watch, name="distboot-progress", daemon=True).start()

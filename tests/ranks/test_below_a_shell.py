@@ -1,0 +1,102 @@
+"""A shell is the process of the rank, and the Python that trains is below it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from supervised import until
+from wrappers import HOST
+
+TWO = ("run", "--nproc-per-node", "2", "--")
+# Rank 1 ends as it is told; rank 0 waits for it, and is the victim.
+TRAIN = """
+import os, signal, sys
+import distboot
+with distboot.init("none", join_timeout=60) as ctx:
+    if ctx.rank == 1:
+        exec(sys.argv[1])
+    ctx.barrier()
+"""
+RAISES = "raise ValueError('loss is NaN')"
+HIDDEN = "exit code 0, although Python below it failed: uncaught exception: ValueError: loss is NaN"
+
+
+def _sh(text: str) -> tuple[str, ...]:
+    return ("sh", "-c", text.replace("python", sys.executable), "sh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['python train.py "$1"; echo bye', 'python train.py "$1" | cat'],
+    ids=["command after it", "pipe"],
+)
+def test_failure_that_a_shell_hides_is_named(distboot: Run, text: str) -> None:
+    done = distboot(*TWO, *_sh(text), RAISES, train=TRAIN)
+    assert done.returncode == 0  # as the shell has it
+    assert f"warning: {HIDDEN}, on {HOST}, in <module> (train.py:" in done.stderr
+    assert "in a shell script, set -eo pipefail passes its exit code on" in done.stderr
+    assert f": all ended, but rank 1: {HIDDEN}" in done.stderr
+
+
+def test_report_has_the_failure_that_is_hidden(distboot: Run) -> None:
+    command = _sh('python train.py "$1"; true')
+    distboot(*TWO[:-1], "--report", "job.json", "--", *command, RAISES, train=TRAIN)
+    assert f": all ended, but rank 1: {HIDDEN}" in distboot("report", "job.jsonl").stdout
+
+
+def test_python_that_does_not_train_may_fail(distboot: Run) -> None:
+    text = 'python -c "import nothing_of_that_name" 2>/dev/null || true; python train.py "$1"'
+    done = distboot(*TWO, *_sh(text), "pass", train=TRAIN)
+    assert (done.returncode, ": all ended well; " in done.stderr) == (0, True), done.stderr
+
+
+def test_python_that_trains_after_a_failure_counts(distboot: Run) -> None:
+    alone = "env -u DISTBOOT_AGENT DISTBOOT_LAUNCHER=none"
+    text = f'{alone} python -c "import distboot; distboot.init(\\"none\\"); 1 / 0" 2>/dev/null; '
+    done = distboot(*TWO, *_sh(text + 'python train.py "$1"'), "pass", train=TRAIN)
+    assert (done.returncode, ": all ended well; " in done.stderr) == (0, True), done.stderr
+
+
+def test_victim_below_a_shell_is_no_cause(distboot: Run) -> None:
+    done = distboot(*TWO, *_sh('set -e; python train.py "$1"; true'), "sys.exit(0)", train=TRAIN)
+    assert done.returncode == 1
+    assert "rank 1 exited with code 0 while 1 other rank was still training" in done.stderr
+    assert "rank 0 failed first" not in done.stderr
+
+
+def test_victim_at_a_barrier_prints_no_traceback(distboot: Run) -> None:
+    done = distboot(*TWO[:-1], "train.py", "sys.exit(0)", train=TRAIN)
+    assert "rank 1 exited with code 0 while 1 other rank was still training" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_kill_below_a_shell_is_explained(distboot: Run) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    done = distboot(*TWO, *_sh('python train.py "$1"; exit $?'), kill, train=TRAIN)
+    assert done.returncode == 137
+    said = "rank 1 failed first: exit code 137 (SIGKILL: out of memory, or kill -9)"
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_sigint_reaches_python_below_a_shell(
+    clean_env: dict[str, str], tmp_path: Path, shell: str
+) -> None:
+    waits = "import time; open('began', 'w').close(); time.sleep(300)"
+    command = (shell, "-c", f'{sys.executable} -c "$1"; echo after', shell, waits)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "distboot", "--", *command],
+        cwd=tmp_path,
+        env=clean_env,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    until((tmp_path / "began").exists)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert job.returncode == 130
