@@ -14,7 +14,7 @@ from ..base.errors import DistbootError
 from ..base.text import short_repr
 from ..detection.detect import NODE_LEVEL_HINT
 from ..detection.order import LAUNCHERS
-from ..detection.placement import Placement
+from ..detection.placement import WRAPPER, Placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ def own_device(
 def refuse_idle_accelerators(placement: Placement, device_type: str, count: int) -> None:
     """Refuse one process on a node with `count` accelerators, unless the user chose that."""
     one_per_node = placement.num_nodes == placement.world_size > 1
-    if one_per_node and count > 1 and not LAUNCHERS[placement.launcher].told_ranks_per_node:
+    is_told = LAUNCHERS[placement.launcher].told_ranks_per_node
+    is_told |= placement.launcher == WRAPPER  # by --nproc-per-node
+    if one_per_node and count > 1 and not is_told:
         raise DistbootError(
             "node-level-launch",
             f"one process was started on each of {placement.num_nodes} nodes, and this one sees "

@@ -78,6 +78,12 @@ def test_several_ranks_a_node_or_torchruns_are_kept() -> None:
     )
 
 
+def test_one_rank_that_was_asked_for_is_kept() -> None:
+    placement = detect(one("openmpi-4.1.4/2nodes_1proc", 1))
+    below_wrapper = placement._replace(launcher="distboot")  # --nproc-per-node 1
+    refuse_idle_accelerators(below_wrapper, "cuda", 8)
+
+
 # Options for torchrun are not for our agent.
 STRAY = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_LOCAL_RANK": "1"}
 
