@@ -165,7 +165,8 @@ def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
         found[-1].sections.append((f"rank {first} of {wanted.ranks}", output))
         return found
     found = [report for _, report in written[0]]
-    why = why or _without_end(written)
+    reasons = (why, _without_end(written), _skipped_alone(item, written[0]))
+    why = next(filter(None, reasons), "")
     if not why:
         return found
     # No rank has reported why: a signal has killed one, for example
@@ -180,7 +181,7 @@ def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
         start=begin,
         stop=time.time(),
     )
-    setup = [report for report in found if report.when == "setup"]
+    setup = [report for report in found if (report.when, report.passed) == ("setup", True)]
     return [*setup, failed]
 
 
@@ -201,6 +202,14 @@ def _without_end(written: Sequence[Sequence[_Written]]) -> str:
         phases = {report.when for _, report in reports}
         if "teardown" not in phases:
             return f"rank {rank} ended with exit code 0 before the test did"
+    return ""
+
+
+def _skipped_alone(item: pytest.Item, written: Sequence[_Written]) -> str:
+    """Why ranks skip what this pytest would run: `--runslow`, for example, is not theirs."""
+    is_skipped = any("skip" in report.keywords for _, report in written)
+    if is_skipped and item.get_closest_marker("skip") is None:
+        return "its ranks skip it: options of this pytest do not reach them"
     return ""
 
 

@@ -178,6 +178,25 @@ def test_in_ranks(): pass
     )
 
 
+def test_option_that_reaches_no_rank_skips_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("""
+import pytest
+def pytest_addoption(parser):
+    parser.addoption("--runslow", action="store_true")
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--runslow"):
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="need --runslow"))
+""")
+    test = "import pytest\n@pytest.mark.ranks(2)\ndef test_slow(): assert False\n"
+    (tmp_path / "test_it.py").write_text(test)
+    pytest_ = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+    done = run(*pytest_, "--runslow")
+    assert "its ranks skip it: options of this pytest do not reach them" in done.stdout
+    assert "1 failed in" in done.stdout
+    assert "1 skipped in" in run(*pytest_).stdout
+
+
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
