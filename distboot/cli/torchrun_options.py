@@ -212,7 +212,7 @@ def _unnumbered(nodes: int | None) -> DistbootError:
         "usage",
         f"--nnodes {nodes}, and nothing says which node this is",
         "add --node-rank N, from 0 on, and --master-addr; or let a launcher start this command "
-        "once on each node (srun --ntasks-per-node=1)",
+        f"once on each node (srun --ntasks={nodes or 'N'} --ntasks-per-node=1)",
     )
 
 

@@ -268,7 +268,8 @@ BATCH_SYSTEMS = (
         "Slurm",
         "SLURM_JOB_ID",
         "srun python train.py …",
-        "srun --ntasks-per-node=1",
+        # With SLURM_NTASKS of the allocation, srun ignores --ntasks-per-node alone.
+        "srun --ntasks={0} --ntasks-per-node=1",
         (Source("SLURM_JOB_NUM_NODES", _number), Source("SLURM_NNODES", _number)),
         (Source("SLURM_NTASKS", _number), Source("SLURM_NPROCS", _number)),
     ),
@@ -280,7 +281,7 @@ BATCH_SYSTEMS = (
         "PBS",
         "PBS_JOBID",
         "mpiexec -n {} python train.py …",
-        "mpiexec -n {} --ppn 1",
+        "mpiexec -n {} --ppn 1 (Open MPI: --map-by node)",
         (
             Source("PBS_NODEFILE", _lines_of_hosts),
             Source("PBS_NUM_NODES", _number),

@@ -31,9 +31,13 @@ class Claim(NamedTuple):
 
 
 def conflict(
-    placement: Placement, other: str, rank: int, world_size: int, variables: str
+    placement: Placement,
+    other: str,
+    rank: int,
+    world_size: int,
+    variables: str,
 ) -> DistbootError:
-    """The error for another launcher with other numbers, which these variables have."""
+    """The error for another launcher with other numbers; one of both has left these variables."""
     own = placement.launcher
     numbers = f"rank {placement.rank} of {placement.world_size} ({placement.sources['rank']})"
     return DistbootError(

@@ -115,14 +115,19 @@ def _refuse_other_nodes(claim: Claim) -> None:
             theirs = claimed_whole(other, claim.environ)
         if theirs is None or _fit(claim, theirs):
             continue
-        names = claim.environ.keys() & set(other.markers)
+        own = _there(claim.launcher, claim.environ)
+        its = _there(other, claim.environ)
         raise conflict(
             placement,
             other.name,
             theirs.rank,
             theirs.world_size,
-            ", ".join(sorted(names, key=other.markers.index)),
+            f"{own}, or {its},",
         )
+
+
+def _there(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    return ", ".join(filter(environ.__contains__, launcher.markers))
 
 
 def _fit(claim: Claim, theirs: Placement) -> bool:

@@ -106,6 +106,11 @@ class EnvReader:
         for field, value in values.items():
             self._record(field, value, source)
 
+    def put_own_port(self, source: str, port: int | None) -> None:
+        """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT says where that is."""
+        if self.environ.keys().isdisjoint(("MASTER_ADDR", "MASTER_PORT")):
+            self.put(source, master_port=port)
+
     def _record(self, field: str, value: object, source: str) -> None:
         is_new = self._values[field] is None
         if is_new and value is not None:

@@ -417,6 +417,8 @@ _KINDS_OF_ONE = (
     ),
     _Kind(_DEVICES, lambda text: "," in text, "the devices of several processes"),
     _Kind(_HOSTS, _has_several_hosts, "several hosts"),
+    # TPU_PROCESS_ADDRESSES=localhost:8476,localhost:8477: a process for each chip of a host
+    _Kind(pattern(r"(\w+_)?PROCESS_ADDRESSES"), lambda text: "," in text, "several processes"),
 )
 
 

@@ -405,6 +405,7 @@ _NOTHING_LEFT = {
     "vertex": {"CLUSTER_SPEC"},
     "determined": {"DET_KUBERNETES_JOB_PARALLELISM"},
     "vertex, primary": {"CLUSTER_SPEC"},
+    "tpu, a process for each chip of a host": {"TPU_PROCESS_ADDRESSES"},
 }
 _OF_SEVERAL = {record["name"]: record["environ"] for record in [*DOCUMENTED, *REPORTED]}
 _OF_SEVERAL = {

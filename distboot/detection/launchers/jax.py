@@ -18,8 +18,7 @@ _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 def _read(reader: EnvReader) -> None:
     port = reader.take_own_address(_ADDRESS)
     reader.port_seed = reader.own_address
-    if "MASTER_PORT" not in reader.environ:
-        reader.put(_ADDRESS, master_port=port)
+    reader.put_own_port(_ADDRESS, port)
 
 
 JAX = Launcher(

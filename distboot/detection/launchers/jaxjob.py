@@ -14,8 +14,7 @@ _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS
 def _read(reader: EnvReader) -> None:
     reader.take_own_address("COORDINATOR_ADDRESS")
     port = reader.parsed("COORDINATOR_PORT", parse_port)
-    if "MASTER_PORT" not in reader.environ:
-        reader.put("COORDINATOR_PORT", master_port=port)
+    reader.put_own_port("COORDINATOR_PORT", port)
 
 
 JAXJOB = Launcher(
