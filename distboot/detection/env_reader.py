@@ -108,7 +108,8 @@ class EnvReader:
 
     def put_own_port(self, source: str, port: int | None) -> None:
         """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT says where that is."""
-        if self.environ.keys().isdisjoint(("MASTER_ADDR", "MASTER_PORT")):
+        is_given = ("MASTER_ADDR" in self.environ, "MASTER_PORT" in self.environ)
+        if not any(is_given):
             self.put(source, master_port=port)
 
     def _record(self, field: str, value: object, source: str) -> None:
