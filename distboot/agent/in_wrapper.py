@@ -284,7 +284,7 @@ class WrapperAgent:
             for start in self.starts.values():
                 os.close(start.reports)
             for child in self._children.values():
-                child.of.process.close()
+                child.of.close()
 
     def _work(self) -> None:
         try:

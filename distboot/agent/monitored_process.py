@@ -34,7 +34,6 @@ from ..script.crash_hooks import (
     INTERRUPT,
     OURS,
     PRINTED,
-    STEPS,
     TERM,
     TERM_HANDLER,
 )
@@ -42,7 +41,7 @@ from ..script.progress import KIND as PROGRESS
 from .hook_reader import HookReader
 from .own_process import Terminate
 from .rank_process import RankProcess
-from .script_failure import ScriptFailure
+from .script_failure import OF_TRAINING, ScriptFailure
 from .stack_reader import StackReader
 from .stopping import Stopping
 
@@ -67,7 +66,7 @@ class MonitoredProcess:
         # The same text as long as a signal has stopped it, and since when; empty: it runs
         self._stopped = ""
         self._stopped_since = 0.0
-        self._stacks = StackReader(of.process, hooks, of.loop)
+        self._stacks = StackReader(of, hooks)
         of.loop.add_reader(hooks.pipe, self._read_hooks)
         of.shell.own.watched[of.rank] = self
 
@@ -101,13 +100,14 @@ class MonitoredProcess:
             self._stopped = ""
             return
         self.failure.others.look(now)
+        self.of.look()
         numbers = self.of.shell.stops.numbers(self.of.rank)
         if self.of.movement.stalled(numbers, now):
             self.of.take(Stalled(), now)
         self._poll_stopped(now)
 
     def _poll_stopped(self, now: float) -> None:
-        stopped = self.of.process.stopped()
+        stopped = self.of.trainer.stopped()
         has_run = stopped != self._stopped
         if not stopped or has_run:
             self._stopped = stopped
@@ -224,8 +224,9 @@ class MonitoredProcess:
 
     def _read_hooks(self, now: float) -> None:
         for kind, pid, text in self._hooks.read():
-            if kind == STEPS:  # also from a Python below a shell
-                self._report_phases(text, now)
+            if kind in OF_TRAINING:  # also from a Python below a shell
+                self.of.follow(pid)
+                self._report_progress(kind, pid, text, now)
             if pid == self.of.process.pid:
                 self._take(kind, text, now)
             else:
@@ -235,7 +236,11 @@ class MonitoredProcess:
         if self._hooks.ended:
             self.of.loop.remove_reader(self._hooks.pipe)
 
-    def _report_phases(self, text: str, now: float) -> None:
+    def _report_progress(self, kind: str, pid: int, text: str, now: float) -> None:
+        if kind == PROGRESS:
+            if pid == self.of.trainer.pid:
+                self.of.movement.take(text, now)
+            return
         with suppress(ValueError, RecursionError, ProtocolError):
             phases = decode(text.encode(), Phases)
             self.of.take(phases, now)
@@ -255,8 +260,6 @@ class MonitoredProcess:
             self.failure.printed()
             self.failure.last_line = text[:_LONGEST_LINE]
             self.of.take(Exiting(), now)
-        elif kind == PROGRESS:
-            self.of.movement.take(text, now)
         elif kind == TERM_HANDLER:
             self.stopping.listens = text == OURS
         elif kind in _SIGNALS:

@@ -34,7 +34,7 @@ PRINTING = 0.3
 LOOK = 0.02  # seconds between two looks whether it was passed on
 _JUST_NOW = 2.0  # seconds
 # It has called `init`, or loaded what torch trains with
-_OF_TRAINING = (STEPS, PROGRESS)
+OF_TRAINING = (STEPS, PROGRESS)
 _ENDED: tuple[list[str], ...] = ([], ["Z"], ["X"])  # the state of a process, in /proc
 
 
@@ -117,7 +117,7 @@ class OtherPythons:
             self._exception = UncaughtException.received(text)
             self._is_recent = True
             self._lived_at = now
-        elif kind in _OF_TRAINING:
+        elif kind in OF_TRAINING:
             self._training = pid
 
     def look(self, now: float) -> None:

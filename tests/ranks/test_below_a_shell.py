@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,51 @@ def test_victim_at_a_barrier_prints_no_traceback(distboot: Run) -> None:
     done = distboot(*TWO[:-1], "train.py", "sys.exit(0)", train=TRAIN)
     assert "rank 1 exited with code 0 while 1 other rank was still training" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WAITS = """
+import time
+from pathlib import Path
+import distboot
+with distboot.init("none", join_timeout=60) as ctx:
+    if ctx.rank == 1:
+        while not Path("named").exists():
+            time.sleep(0.05)
+    ctx.barrier()
+"""
+
+
+@pytest.fixture
+def waiting(clean_env: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A job whose rank 1 is late at a barrier until there is a file `named`."""
+    (tmp_path / "train.py").write_text(WAITS)
+    with (tmp_path / "said").open("wb") as file:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "distboot", *TWO, *_sh("python train.py; true")],
+            cwd=tmp_path,
+            env={**clean_env, "DISTBOOT_LATE_AFTER": "2"},
+            stderr=file,
+        )
+    yield job
+    job.terminate()
+    job.wait(60)
+
+
+def test_late_rank_below_a_shell_is_named(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    until(lambda: "waiting for rank 1" in said.read_text())
+    (tmp_path / "named").touch()
+    assert waiting.wait(60) == 0
+    assert "it is in <module> (train.py:8)" in said.read_text()
+    assert "rank 0 waits in barrier (train.py:9)" in said.read_text()
+
+
+def test_hang_below_a_shell_is_stopped(distboot: Run) -> None:
+    environ = {"DISTBOOT_LATE_AFTER": "1", "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "3"}
+    done = distboot(*TWO, *_sh("python train.py; true"), train=WAITS, env=environ)
+    assert done.returncode != 0
+    assert "rank 1 (" in done.stderr
+    assert "held up the job for" in done.stderr
 
 
 def test_kill_below_a_shell_is_explained(distboot: Run) -> None:
