@@ -107,9 +107,10 @@ class EnvReader:
             self._record(field, value, source)
 
     def put_own_port(self, source: str, port: int | None) -> None:
-        """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT says where that is."""
-        is_given = ("MASTER_ADDR" in self.environ, "MASTER_PORT" in self.environ)
-        if not any(is_given):
+        """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT differs from it."""
+        own_host, _ = self.own_address or (None, "")
+        given = (self.environ.get("MASTER_ADDR", own_host), self.environ.get("MASTER_PORT"))
+        if given == (own_host, None):
             self.put(source, master_port=port)
 
     def _record(self, field: str, value: object, source: str) -> None:

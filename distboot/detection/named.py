@@ -31,7 +31,7 @@ def named(environment: Environment, name: str, option: str) -> Placement:
     raise DistbootError(
         "launcher-mismatch",
         f"{option}: {problem}",
-        "correct what contradicts it, or remove the setting to let distboot find the launcher, or "
+        "correct what is named, or remove the setting to let distboot find the launcher, or "
         "start the job with that launcher; to containers, pass its rank and size",
     ).of(UNKNOWN_RANK)
 
