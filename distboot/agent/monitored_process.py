@@ -48,7 +48,7 @@ from .stopping import Stopping
 _LONGEST_LINE = 400  # characters
 # Exit codes of a process that this agent has stopped as its work was done
 _OF_DONE = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
-_REMEDY = "in a shell script, set -eo pipefail passes its exit code on"
+_REMEDY = "a shell passes its exit code on with set -e (bash: set -eo pipefail)"
 # The events of hooks in which a handler of a signal ran
 _SIGNALS = {INTERRUPT: signal.SIGINT, TERM: signal.SIGTERM}
 

@@ -10,7 +10,8 @@ failed, so that does not end the rank. It explains how the rank ends:
 
     exit code of the rank | the exception that explains it
     ----------------------+-------------------------------------------------------------------
-    not 0                 | of a Python that has ended just before
+    not 0                 | of the last Python that took part in the training, if it has ended just
+                          | before; where none did, of any, if the code is that of an exception
     0                     | of the last Python that took part in the training: the shell has no
                           | `set -e`, or a pipe no `pipefail`
 """
@@ -33,8 +34,10 @@ from .stopping import Stopping
 PRINTING = 0.3
 LOOK = 0.02  # seconds between two looks whether it was passed on
 _JUST_NOW = 2.0  # seconds
-# It has called `init`, or loaded what torch trains with
+# It has called `init`, or has a process group of torch
 OF_TRAINING = (STEPS, PROGRESS)
+# Exit codes of a Python that ends with an exception: 1, and those of most errors of distboot's
+_OF_EXCEPTIONS = (None, 1, 75, 78)
 _ENDED: tuple[list[str], ...] = ([], ["Z"], ["X"])  # the state of a process, in /proc
 
 
@@ -122,16 +125,19 @@ class OtherPythons:
 
     def look(self, now: float) -> None:
         """In each second: a Python may take long to end after its exception."""
-        is_there = proc_stat(self._failed)[:1] not in _ENDED
-        if is_there:
+        if self._is_recent and proc_stat(self._failed)[:1] not in _ENDED:
             self._lived_at = now
         self._is_recent = now < self._lived_at + _JUST_NOW
 
     def exception(self, code: int | None) -> UncaughtException | None:
         """What explains the exit code of the process of the rank."""
+        is_of_training = self._failed == self._training
+        none_trained = (self._training, code in _OF_EXCEPTIONS) == (0, True)
         explains = self._is_recent
         if code == 0:
-            explains = self._failed == self._training
+            explains = is_of_training
+        elif not none_trained:
+            explains &= is_of_training
         if not explains:
             return None
         return self._exception

@@ -158,6 +158,8 @@ def _report(error: BaseException, trace: TracebackType | None) -> Description | 
     if error is _reported or _pipe == _NO_PIPE:
         return None
     found = None
+    with suppress(Exception):
+        before_end()
     if isinstance(error, KeyboardInterrupt):
         emit(INTERRUPT)
     else:
@@ -165,6 +167,14 @@ def _report(error: BaseException, trace: TracebackType | None) -> Description | 
         _emit_description(found)
     _reported = error
     return found
+
+
+def _nothing() -> None:
+    pass
+
+
+# Called before the exception is reported that ends this process
+before_end: Callable[[], object] = _nothing
 
 
 class _Finder:

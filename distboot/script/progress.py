@@ -38,6 +38,7 @@ _BUSY = 0.02  # of a processor: threads that only wait use less
 _USER_TIME = 11
 
 _process = 0  # which has the thread; a fork is not the rank
+_reported: dict[str, int] = {}
 
 
 def install() -> None:
@@ -69,20 +70,25 @@ def _start() -> None:
     if _process == os.getpid():
         return
     _process = os.getpid()
-    crash_hooks.emit(KIND)  # it takes part: see `agent/script_failure`
+    crash_hooks.before_end = _report
     import threading
 
     threading.Thread(target=_watch, name="distboot-progress", daemon=True).start()
 
 
 def _watch() -> None:
-    before: dict[str, int] = {}
     while True:
         time.sleep(_INTERVAL)
-        found = counts()
-        if found != before:
-            before = found
-            crash_hooks.emit(KIND, "\n".join(_line(name, found[name]) for name in found))
+        _report()
+
+
+def _report() -> None:
+    """Report the numbers that have changed."""
+    global _reported  # noqa: PLW0603 - one process
+    found = counts()
+    if found != _reported:
+        _reported = found
+        crash_hooks.emit(KIND, "\n".join(_line(name, found[name]) for name in found))
 
 
 def _line(group: str, count: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from launched import needs_torch
 from supervised import until
 from wrappers import HOST
 
@@ -21,6 +22,7 @@ with distboot.init("none", join_timeout=60) as ctx:
         exec(sys.argv[1])
     ctx.barrier()
 """
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 RAISES = "raise ValueError('loss is NaN')"
 HIDDEN = "exit code 0, although Python below it failed: uncaught exception: ValueError: loss is NaN"
 
@@ -38,7 +40,7 @@ def test_failure_that_a_shell_hides_is_named(distboot: Run, text: str) -> None:
     done = distboot(*TWO, *_sh(text), RAISES, train=TRAIN)
     assert done.returncode == 0  # as the shell has it
     assert f"warning: {HIDDEN}, on {HOST}, in <module> (train.py:" in done.stderr
-    assert "in a shell script, set -eo pipefail passes its exit code on" in done.stderr
+    assert "a shell passes its exit code on with set -e (bash: set -eo pipefail)" in done.stderr
     assert f": all ended, but rank 1: {HIDDEN}" in done.stderr
 
 
@@ -51,6 +53,29 @@ def test_report_has_the_failure_that_is_hidden(distboot: Run) -> None:
 def test_python_that_does_not_train_may_fail(distboot: Run) -> None:
     text = 'python -c "import nothing_of_that_name" 2>/dev/null || true; python train.py "$1"'
     done = distboot(*TWO, *_sh(text), "pass", train=TRAIN)
+    assert (done.returncode, ": all ended well; " in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (KILL, "exit code 137 (SIGKILL: out of memory, or kill -9)"),
+        ("os._exit(1)", "exit code 1"),
+    ],
+    ids=["killed", "exit"],
+)
+def test_python_that_does_not_train_explains_nothing(distboot: Run, end: str, said: str) -> None:
+    text = 'python -c "import nothing_of_that_name" 2>/dev/null; python train.py "$1"; exit $?'
+    done = distboot(*TWO, *_sh(text), end, train=TRAIN)
+    assert f"rank 1 failed first: {said}, on {HOST}\n" in done.stderr
+    assert "nothing_of_that_name" not in done.stderr
+
+
+@needs_torch
+def test_probe_of_torch_is_no_training(distboot: Run) -> None:
+    probe = "import torch, nothing_of_that_name"
+    text = f'python -c "{probe}" 2>/dev/null || true; python -c "pass"'
+    done = distboot(*TWO, *_sh(text))
     assert (done.returncode, ": all ended well; " in done.stderr) == (0, True), done.stderr
 
 
@@ -120,8 +145,7 @@ def test_hang_below_a_shell_is_stopped(distboot: Run) -> None:
 
 
 def test_kill_below_a_shell_is_explained(distboot: Run) -> None:
-    kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    done = distboot(*TWO, *_sh('python train.py "$1"; exit $?'), kill, train=TRAIN)
+    done = distboot(*TWO, *_sh('python train.py "$1"; exit $?'), KILL, train=TRAIN)
     assert done.returncode == 137
     said = "rank 1 failed first: exit code 137 (SIGKILL: out of memory, or kill -9)"
     assert said in done.stderr
