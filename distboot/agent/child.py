@@ -67,16 +67,25 @@ def start(
         )
     except OSError as error:
         raise command_error(command.words[0], error) from None
-    except subprocess.SubprocessError:  # CPUs that were there a moment ago
-        cpus = ",".join(map(str, sorted(command.cpus)))
-        raise DistbootError(
-            "command-not-executable",
-            f"{short_repr(command.words[0])} cannot be bound to the CPUs {cpus}",
-            "look whether this host's CPUs, or those of its container, have just changed; "
-            "or leave out --bind",
-        ) from None
+    except subprocess.SubprocessError as error:  # in `prepare`
+        raise _unprepared(command, error) from None
     process.returncode = 0  # or Popen would wait for it, too
     return process.pid
+
+
+def _unprepared(command: Command, error: Exception) -> DistbootError:
+    """The error where the child has failed before it ran the command."""
+    program = short_repr(command.words[0])
+    what = f"{program} cannot be started: {error}"
+    hint = "look at the limits of this user and of the container"
+    if command.cpus:  # which were there a moment ago
+        cpus = ",".join(map(str, sorted(command.cpus)))
+        what = f"{program} cannot be bound to the CPUs {cpus}"
+        hint = (
+            "look whether this host's CPUs, or those of its container, have just changed; "
+            "or leave out --bind"
+        )
+    return DistbootError("command-not-executable", what, hint)
 
 
 def send(pid: int, number: int, *, leads_group: bool) -> None:

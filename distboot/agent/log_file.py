@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 
 from ..base.errors import DistbootError, too_few_files
 from ..base.text import host_name, log_line, short_repr
@@ -40,9 +41,11 @@ class LogFile:
         os.write(file, header.encode())
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        file = self._file
         self._file = None
+        if file is not None:
+            with suppress(OSError):  # a full disk may be told only now
+                os.close(file)
 
     def write_end(self, how: str) -> None:
         """The child has ended, and all its output is there."""

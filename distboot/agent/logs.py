@@ -75,14 +75,19 @@ class Logs:
             work = partial(stream.work, stream_over)
             start_without_signals("distboot-logs", work)
 
-    def ended(self, code: int) -> None:
+    def ended(self, code: int, *, is_stopped: bool) -> None:
         """The child has ended: pass on what it has left, and do not wait long for more.
 
-        `code` is negative for a signal.
+        Args:
+            code: negative for a signal.
+            is_stopped: whether it was asked to end.
         """
         from ..job.exit_status import ExitStatus  # here: the agent has it, and a process alone not
 
         self._end = ExitStatus.of_child(code).describe()
+        if is_stopped:
+            how, _, _ = self._end.partition(" (")  # nobody has to guess who killed it
+            self._end = f"{how}, as it was asked to end"
         for stream in self._streams:
             stream.wake(hurry=False)
         self._finish()

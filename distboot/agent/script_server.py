@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 import zlib
@@ -174,21 +175,31 @@ class ScriptServer:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._make_room_for_files(listener, now)
                 return  # else none is left
-            self._drop_oldest(_MOST_UNAUTHENTICATED)
+            if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
+                self._drop_oldest(now)
             self.serve(connection)
 
     def _make_room_for_files(self, listener: socket.socket, now: float) -> None:
-        if not self._drop_oldest(1):  # others have opened them all
+        if self._unauthenticated:
+            self._drop_oldest(now)
+        else:  # others have opened them all
             self._loop.remove_reader(listener.fileno())
             self._loop.call_at(now + _PAUSE, self._listen)
 
-    def _drop_oldest(self, most: int) -> bool:
-        """Drop a connection without a token if there are so many; it has had the most time."""
-        unauthenticated = [each for each in self._sessions if each.rank is None]
-        is_one_too_many = len(unauthenticated) >= most
-        if is_one_too_many:
-            self._drop(unauthenticated[0])
-        return is_one_too_many
+    @property
+    def _unauthenticated(self) -> list[_Session]:
+        """Those without a token, the oldest first."""
+        return [each for each in self._sessions if each.rank is None]
+
+    def _drop_oldest(self, now: float) -> None:
+        """Drop the connection that has had the most time, unless its token has arrived."""
+        oldest = self._unauthenticated[0]
+        waiting = select.poll()
+        waiting.register(oldest.socket, select.POLLIN)
+        if waiting.poll(0):
+            self._read(oldest, now)
+        if oldest.rank is None:
+            self._drop(oldest)
 
     def _read(self, session: _Session, now: float) -> None:
         try:

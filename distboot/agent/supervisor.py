@@ -256,7 +256,7 @@ class _Supervision:
         if ending is not None and not self._shared_group:
             self._end_group(pid, ending)
         if command.logs is not None:
-            command.logs.ended(code)
+            command.logs.ended(code, is_stopped=ending is not None)
             if asked is not None:  # then a reader that has stopped is not waited for
                 command.logs.hurry()
 
@@ -335,7 +335,7 @@ class _Supervision:
     ) -> None:
         pids = self._children.keys() - held
         for pid in pids:
-            with suppress(PermissionError):  # of another user
+            with suppress(PermissionError, ProcessLookupError):  # of another user, or another group
                 child.send(pid, number, leads_group=not self._shared_group)
 
     def _hurry(self, number: int) -> None:

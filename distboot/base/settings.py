@@ -597,7 +597,8 @@ def _ineffective(environ: Mapping[str, str], options: Mapping[str, object]) -> l
     found = []
     for setting in SETTINGS:
         is_option = setting.variable in options
-        is_set = is_option or environ.get(setting.variable)
+        found_value = value_of(setting.variable, environ, options.get(setting.variable))
+        is_set = found_value != value_of(setting.variable, {})
         if is_set and not _has_what_it_needs(setting, environ, options):
             text = f"{setting.variable} has no effect without {setting.needs}"
             if is_option:

@@ -267,6 +267,7 @@ class ConnectionPool:
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
+        self._paused = []
         own_listeners = self._listeners[1:]
         for listener in own_listeners:
             listener.close()

@@ -13,7 +13,7 @@ Rank 0 does not answer a report by itself, as the answer depends on all of them.
 
 1. all ranks have joined: it builds the membership, compares the ranks and warns of differences;
 2. a rank does not fit (`JoinTable.add` raises): all ranks get that error at once;
-3. the first join timeout is over, rank 0's own or that of a rank that came earlier: all ranks hear
+3. the first join timeout is over, rank 0's own or that of a rank that is connected: all ranks hear
    which ranks are missing.
 
 In cases 2 and 3 it goes on for `_LINGER` seconds and tells ranks that are a little late: else each
@@ -32,7 +32,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import NamedTuple, NoReturn, Protocol
 
 from ..base.errors import DistbootError
@@ -377,8 +376,7 @@ class Coordinator:
 
     def _wait_longer(self, rank: int) -> None:
         """The join timeout of a rank that has left, or has connected again, does not count."""
-        end = self._ends.pop(rank, inf)
-        if end > self._deadline.end:
+        if self._ends.pop(rank, None) is None:
             return
         self._deadline = self._own_deadline
         for other, other_end in self._ends.items():

@@ -165,7 +165,7 @@ def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
         found[-1].sections.append((f"rank {first} of {wanted.ranks}", output))
         return found
     found = [report for _, report in written[0]]
-    reasons = (why, _without_end(written), _skipped_alone(item, written[0]))
+    reasons = (why, _without_end(written), _skipped_alone(item, written))
     why = next(filter(None, reasons), "")
     if not why:
         return found
@@ -205,10 +205,12 @@ def _without_end(written: Sequence[Sequence[_Written]]) -> str:
     return ""
 
 
-def _skipped_alone(item: pytest.Item, written: Sequence[_Written]) -> str:
-    """Why ranks skip what this pytest would run: `--runslow`, for example, is not theirs."""
-    is_skipped = any("skip" in report.keywords for _, report in written)
-    if is_skipped and item.get_closest_marker("skip") is None:
+def _skipped_alone(item: pytest.Item, written: Sequence[Sequence[_Written]]) -> str:
+    """Why all ranks skip what this pytest would run: `--runslow`, for example, is not theirs."""
+    marks = {
+        report.skipped and "skip" in report.keywords for (_, report), *_ in filter(None, written)
+    }
+    if marks == {True} and item.get_closest_marker("skip") is None:
         return "its ranks skip it: options of this pytest do not reach them"
     return ""
 

@@ -47,6 +47,20 @@ def test_file_says_how_each_attempt_ended(distboot: Run, tmp_path: Path) -> None
     assert len(ends_of(tmp_path / "logs")) == 2
 
 
+def test_file_blames_nobody_for_our_own_kill(distboot: Run, tmp_path: Path) -> None:
+    text = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    sys.exit(3)\n"
+        "time.sleep(300)\n"
+    )
+    (tmp_path / "train.py").write_text(text)
+    distboot("run", "--nproc-per-node=2", "--grace=0.5", "--log-dir=logs", "train.py")
+    assert ends_of(tmp_path / "logs") == ["killed by SIGKILL, as it was asked to end"]
+    assert ends_of(tmp_path / "logs", 1) == ["exit code 3"]
+
+
 def test_reader_that_leaves_ends_the_child_normally(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
