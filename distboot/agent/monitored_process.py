@@ -66,7 +66,7 @@ class MonitoredProcess:
         # The same text as long as a signal has stopped it, and since when; empty: it runs
         self._stopped = ""
         self._stopped_since = 0.0
-        self._stacks = StackReader(of, hooks)
+        self._stacks = StackReader(of.process, hooks, of.loop)
         of.loop.add_reader(hooks.pipe, self._read_hooks)
         of.shell.own.watched[of.rank] = self
 
@@ -145,6 +145,7 @@ class MonitoredProcess:
             answer = replace(position, stacks=stacks)
             self.of.take(answer, time.monotonic())
 
+        self._stacks.process = self.of.trainer
         if question.stacks and not self.of.has_ended:
             self._stacks.read(reply, now)
         else:

@@ -19,8 +19,9 @@ from ..job.stacks import THREADS, Stacks, frame, from_dump, parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..base.process import Process
     from .hook_reader import HookReader
-    from .rank_process import RankProcess
+    from .loop import EventLoop
 
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
@@ -45,13 +46,13 @@ _MPI_CALL = re.compile(
 
 
 class StackReader:
-    """Reads the stacks of the process of a rank, or of the Python below it that trains."""
+    """Reads the stacks of one process: that of a rank, or the Python below it that trains."""
 
-    def __init__(self, of: RankProcess, hooks: HookReader) -> None:
-        self._of = of
-        self._process = of.trainer
+    def __init__(self, process: Process, hooks: HookReader, loop: EventLoop) -> None:
+        self.process = process  # another one from the next time on
+        self._process = process
         self._hooks = hooks
-        self._loop = of.loop
+        self._loop = loop
         self._replies: list[Callable[[Stacks], object]] = []
         self._until = 0.0  # when the process has to have written them
         self._seen = -1  # characters that it had written at the last poll
@@ -61,7 +62,7 @@ class StackReader:
         self._replies.append(reply)
         if len(self._replies) > 1:  # they are being read
             return
-        self._process = self._of.trainer
+        self._process = self.process
         if not self._catches():
             self._reply(Stacks(state=self._state()))
             return

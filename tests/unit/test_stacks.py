@@ -81,8 +81,9 @@ class Watched:
             found.clear()
             shell = MagicMock(over=lambda now: found or now > end, due=lambda _: end)
             loop = EventLoop(shell)
-            of = MagicMock(trainer=Process(self.process.pid), loop=loop)
-            StackReader(of, self._hooks).read(found.append, time.monotonic())
+            StackReader(Process(self.process.pid), self._hooks, loop).read(
+                found.append, time.monotonic()
+            )
             meanwhile()
             loop.run()
             assert len(found) == 1
