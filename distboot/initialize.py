@@ -187,7 +187,10 @@ def _new(
         refuse_spawned(placement)
         refuse_ray_worker(placement)
     with with_rank(placement.who):
-        settings.refuse_invalid(environ, _overridden(launcher, join_timeout))
+        overridden = []
+        if join_timeout is not None:
+            overridden.append("DISTBOOT_JOIN_TIMEOUT")
+        settings.refuse_invalid(environ, overridden)
         join_limit = settings.join_timeout_setting(environ, join_timeout)
         supervision = settings.supervision_settings(environ)
         call = Call(
@@ -200,9 +203,3 @@ def _new(
             launcher,
         )
         return start(call)
-
-
-def _overridden(launcher: str | None, join_timeout: object) -> list[str]:
-    """The variables in place of which an argument is given."""
-    given = {"DISTBOOT_LAUNCHER": launcher, "DISTBOOT_JOIN_TIMEOUT": join_timeout}
-    return [name for name, value in given.items() if value is not None]

@@ -596,27 +596,24 @@ def _warns(environ: Mapping[str, str], rank: int) -> bool:
 def _ineffective(environ: Mapping[str, str], options: Mapping[str, object]) -> list[str]:
     found = []
     for setting in SETTINGS:
-        is_option = setting.variable in options
-        found_value = value_of(setting.variable, environ, options.get(setting.variable))
-        is_set = found_value != value_of(setting.variable, {})
-        if is_set and not _has_what_it_needs(setting, environ, options):
-            text = f"{setting.variable} has no effect without {setting.needs}"
-            if is_option:
-                text = (
-                    f"{setting.option} has no effect without {_BY_VARIABLE[setting.needs].option}"
-                )
-            found.append(text)
+        if not setting.needs or _is_default(setting, environ, options):
+            continue
+        name, _, _ = setting.needs.partition("=")
+        needed = _BY_VARIABLE[name]
+        if not _is_default(needed, environ, options):
+            continue
+        text = f"{setting.variable} has no effect without {setting.needs}"
+        if setting.variable in options:
+            text = f"{setting.option} has no effect without {needed.option}"
+        found.append(text)
     return found
 
 
-def _has_what_it_needs(
+def _is_default(
     setting: Setting,
     environ: Mapping[str, str],
     options: Mapping[str, object],
 ) -> bool:
-    if not setting.needs:
-        return True
-    needed, _, _ = setting.needs.partition("=")
-    default = value_of(needed, {})
-    found = value_of(needed, environ, options.get(needed))
-    return bool(found != default)
+    """Whether its value is what applies where nothing is set."""
+    found = value_of(setting.variable, environ, options.get(setting.variable))
+    return bool(found == value_of(setting.variable, {}))
