@@ -46,9 +46,14 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """How many tests run side by side with `-n auto`: four more than there are CPUs, as they mostly wait; at most 8."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 4) + 4
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many tests run side by side with `-n auto`: more than there are CPUs, as they mostly wait; at most 8."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    if (
+        config.getoption("markexpr") == "all"
+    ):  # launchers, frameworks and faults, with limits of seconds
+        return min(cpus, 6) + 2
+    return min(cpus, 4) + 4
 
 
 @pytest.hookimpl(optionalhook=True)
