@@ -148,10 +148,21 @@ class PeerWatch:
         if self._is_heard(connection, now) or not self._matters(connection):
             self._trust(connection)
             return
+        was_suspect = connection in self._suspects
         found = self._doubt(connection, now)
-        if found is not None:
-            hear = self._heard_by[found.kind]
-            hear(connection, found.text, now)
+        if found is None:
+            return
+        alike = [connection]
+        if was_suspect and found.kind == LOST:  # its host does not answer, for the others neither
+            host = self._host_of(connection)
+            alike += filter(lambda each: self._host_of(each) == host, self._suspects)
+        hear = self._heard_by[found.kind]
+        for each in alike:
+            hear(each, found.text, now)
+
+    def _host_of(self, connection: HeartbeatConnection) -> set[int]:
+        """The node of a peer; none, where it has no rank any more."""
+        return {member.node_rank for member in self.members.get(connection, ())}
 
     def _doubt(self, connection: HeartbeatConnection, now: float) -> Finding | None:
         """Nothing has arrived from a peer: what is wrong with it, if that is known."""

@@ -39,7 +39,8 @@ from distboot.job.messages import (
     Exiting,
     Terminating,
 )
-from distboot.job.root_cause import RankState, RootCause, from_exit, from_late
+from distboot.job.root_cause import RankState, RootCause, from_exit, from_late, ranks_of
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     Detach,
     Go,
@@ -153,8 +154,28 @@ class Told:
     def lose_silent(self, _: HeartbeatConnection, why: str, __: float) -> None:
         self.lost.append(why)
 
+    lose = lose_silent
+
     def __getattr__(self, name: str) -> object:
         return lambda *_: pytest.fail(name)
+
+
+@pytest.mark.parametrize(("node", "count"), [(1, 2), (2, 1)], ids=["same host", "another"])
+def test_peers_of_a_dead_host_are_lost_together(
+    monkeypatch: pytest.MonkeyPatch, node: int, count: int
+) -> None:
+    monkeypatch.setattr(Probe, "_attempt", lambda *_: errno.EINPROGRESS)
+    nodes = ((0,), (1, 2)) if node == 1 else ((0,), (1,), (2,))
+    members = ranks_of(Membership(tuple("abc"[: len(nodes)]), nodes))
+    told = Told()
+    with connected() as (first, _), connected() as (second, _):
+        silent = {first: 14.5, second: 11.3}  # seconds
+        monkeypatch.setattr(HeartbeatConnection, "silence", lambda line: (silent[line], True))
+        watch = PeerWatch({first: [members[1]], second: [members[2]]}, told, 15.0)  # type: ignore[arg-type]
+        watch.tick(100.0)
+        assert not told.lost
+        watch.poll_suspects(101.0)
+    assert told.lost == ["no answer for 15 s: the host, or the network to it, is down"] * count
 
 
 def test_question_is_judged_in_time_and_anyway(
