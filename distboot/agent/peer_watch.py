@@ -143,6 +143,8 @@ class PeerWatch:
 
     def _poll(self, connection: HeartbeatConnection, now: float) -> None:
         """Read what has arrived; if nothing has, find out whether the peer is still there."""
+        if connection not in self.members:  # it was lost with another one
+            return
         if not connection.is_closed:
             self.read(connection, now)  # rank 0 sends the replies later in this turn
         if self._is_heard(connection, now) or not self._matters(connection):
@@ -153,7 +155,8 @@ class PeerWatch:
         if found is None:
             return
         alike = [connection]
-        if was_suspect and found.kind == LOST:  # its host does not answer, for the others neither
+        # Its host does not answer, and so neither for the others
+        if (was_suspect, found.kind) == (True, LOST):
             host = self._host_of(connection)
             alike += filter(lambda each: self._host_of(each) == host, self._suspects)
         hear = self._heard_by[found.kind]

@@ -147,6 +147,7 @@ class Told:
     def __init__(self) -> None:
         self.runs = True  # whether it matters that the peers are there
         self.lost: list[str] = []
+        self.watch: PeerWatch
 
     def is_running(self, _: HeartbeatConnection) -> bool:
         return self.runs
@@ -154,7 +155,9 @@ class Told:
     def lose_silent(self, _: HeartbeatConnection, why: str, __: float) -> None:
         self.lost.append(why)
 
-    lose = lose_silent
+    def lose(self, line: HeartbeatConnection, why: str, _: float) -> None:
+        self.watch.forget(line)
+        self.lost.append(why)
 
     def __getattr__(self, name: str) -> object:
         return lambda *_: pytest.fail(name)
@@ -172,6 +175,7 @@ def test_peers_of_a_dead_host_are_lost_together(
         silent = {first: 14.5, second: 11.3}  # seconds
         monkeypatch.setattr(HeartbeatConnection, "silence", lambda line: (silent[line], True))
         watch = PeerWatch({first: [members[1]], second: [members[2]]}, told, 15.0)  # type: ignore[arg-type]
+        told.watch = watch
         watch.tick(100.0)
         assert not told.lost
         watch.poll_suspects(101.0)
