@@ -163,23 +163,30 @@ class Told:
         return lambda *_: pytest.fail(name)
 
 
-@pytest.mark.parametrize(("node", "count"), [(1, 2), (2, 1)], ids=["same host", "another"])
+@pytest.mark.parametrize(
+    ("node", "later", "count"),
+    [(1, 11.3, 2), (1, 14.5, 2), (2, 11.3, 1)],
+    ids=["same host", "at once", "another host"],
+)
 def test_peers_of_a_dead_host_are_lost_together(
-    monkeypatch: pytest.MonkeyPatch, node: int, count: int
+    monkeypatch: pytest.MonkeyPatch, node: int, later: float, count: int
 ) -> None:
     monkeypatch.setattr(Probe, "_attempt", lambda *_: errno.EINPROGRESS)
     nodes = ((0,), (1, 2)) if node == 1 else ((0,), (1,), (2,))
     members = ranks_of(Membership(tuple("abc"[: len(nodes)]), nodes))
     told = Told()
     with connected() as (first, _), connected() as (second, _):
-        silent = {first: 14.5, second: 11.3}  # seconds
+        silent = {first: 14.5, second: later}  # seconds
         monkeypatch.setattr(HeartbeatConnection, "silence", lambda line: (silent[line], True))
         watch = PeerWatch({first: [members[1]], second: [members[2]]}, told, 15.0)  # type: ignore[arg-type]
         told.watch = watch
         watch.tick(100.0)
         assert not told.lost
-        watch.poll_suspects(101.0)
-    assert told.lost == ["no answer for 15 s: the host, or the network to it, is down"] * count
+        watch.tick(101.0)
+        assert told.lost == ["no answer for 15 s: the host, or the network to it, is down"] * count
+        watch.tick(110.0)
+        watch.poll_suspects(111.0)
+        assert len(told.lost) == 2  # each once
 
 
 def test_question_is_judged_in_time_and_anyway(
