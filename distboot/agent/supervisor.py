@@ -42,13 +42,7 @@ from functools import partial
 from ..base.errors import DistbootError
 from . import child
 from .child import Command
-from .wrapper_signals import (
-    FROM_TERMINAL,
-    WAITED_FOR,
-    next_signal,
-    on_terminal,
-    stop_ignoring,
-)
+from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal, stop_ignoring
 
 # Type checkers take the name for typing's, whose import would slow every start
 TYPE_CHECKING = False

@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
     warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
         given_options = overriding(options)
-        complete(options, environ)
+        complete(options, environ, given_options)
         warn_of_ineffective(environ, placement.rank, placement.who, given_options)
         torchrun_options.refuse_different(options, placement)
         target = target_of(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,9 +207,14 @@ def _refuse_with_exec(options: SimpleNamespace) -> None:
             parser.error(f"{option} {_WITH_EXEC}")
 
 
-def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
-    """Add what the environment sets and no option does; refuse what is invalid or impossible."""
-    settings.refuse_invalid(environ, list(overriding(options)))
+def complete(
+    options: SimpleNamespace, environ: Mapping[str, str], given: Mapping[str, object]
+) -> None:
+    """Add what the environment sets and no option does; refuse what is invalid or impossible.
+
+    `given`: what `overriding` has found.
+    """
+    settings.refuse_invalid(environ, list(given))
     options.join_timeout = settings.join_timeout_setting(
         environ, options.join_timeout, "--join-timeout"
     )
@@ -221,9 +227,9 @@ def complete(options: SimpleNamespace, environ: Mapping[str, str]) -> None:
 def overriding(options: SimpleNamespace) -> dict[str, object]:
     """What each option gives that was given, by its variable."""
     found = {}
-    for setting in settings.SETTINGS:
+    for setting in filter(attrgetter("option"), settings.SETTINGS):
         attribute = setting.option.removeprefix("--").replace("-", "_")
-        value = getattr(options, attribute, None)
+        value = getattr(options, attribute)
         if value is not None:
             found[setting.variable] = value
     return found

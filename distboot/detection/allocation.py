@@ -65,6 +65,7 @@ class BatchSystem(NamedTuple):
     start_nodes: str  # what starts a command on each of {} hosts
     hosts: tuple[Source, ...] = ()  # in the order of trust
     tasks: tuple[Source, ...] = ()
+    instead: str = ""  # what another launcher wants in `start_nodes`
 
 
 class Unused(NamedTuple):
@@ -177,7 +178,8 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
     """`"start a process for each task: srun python train.py …; or start the ranks here: …"`."""
     from ..base.table import first_that_holds  # here, as few jobs leave something unused
 
-    on_nodes = f"start this on each host: {system.start_nodes.format(hosts.number)}"
+    start_nodes = system.start_nodes.format(hosts.number)
+    on_nodes = f"start this on each host{system.instead}: {start_nodes}"
     in_wrapper = first_that_holds(
         (hosts.number > 0, f"{on_nodes} {_OWN}"),
         (True, f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"),
@@ -281,12 +283,13 @@ BATCH_SYSTEMS = (
         "PBS",
         "PBS_JOBID",
         "mpiexec -n {} python train.py …",
-        "mpiexec -n {} --ppn 1 (Open MPI: --map-by node)",
+        "mpiexec -n {} --ppn 1",
         (
             Source("PBS_NODEFILE", _lines_of_hosts),
             Source("PBS_NUM_NODES", _number),
         ),
         (Source("PBS_NODEFILE", _words, unless="PBS_NP"),),
+        instead=", with Open MPI --map-by node for --ppn 1",
     ),
     # LSF 10.1, bsub -n 3:
     #   LSB_MCPU_HOSTS="h1 2 h2 1 "   LSB_HOSTS="h1 h1 h2" (not where that would be too long)

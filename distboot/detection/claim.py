@@ -31,11 +31,7 @@ class Claim(NamedTuple):
 
 
 def conflict(
-    placement: Placement,
-    other: str,
-    rank: int,
-    world_size: int,
-    variables: str,
+    placement: Placement, other: str, rank: int, world_size: int, variables: str
 ) -> DistbootError:
     """The error for another launcher with other numbers; one of both has left these variables."""
     own = placement.launcher

@@ -14,7 +14,7 @@ from .claim import Claim, conflict
 from .generic_vars import notes_on_generic
 from .launchers import Launcher, Step
 from .placement import NUMBERS, VARIABLES, Placement
-from .readings import claimed_whole, markers_present, read_placement
+from .readings import claimed_whole, markers_present, markers_set, read_placement
 
 
 def checked(claim: Claim) -> list[str]:
@@ -115,8 +115,8 @@ def _refuse_other_nodes(claim: Claim) -> None:
             theirs = claimed_whole(other, claim.environ)
         if theirs is None or _fit(claim, theirs):
             continue
-        own = _there(claim.launcher, claim.environ)
-        its = _there(other, claim.environ)
+        own = markers_set(claim.launcher, claim.environ)
+        its = markers_set(other, claim.environ)
         raise conflict(
             placement,
             other.name,
@@ -124,10 +124,6 @@ def _refuse_other_nodes(claim: Claim) -> None:
             theirs.world_size,
             f"{own}, or {its},",
         )
-
-
-def _there(launcher: Launcher, environ: Mapping[str, str]) -> str:
-    return ", ".join(filter(environ.__contains__, launcher.markers))
 
 
 def _fit(claim: Claim, theirs: Placement) -> bool:

@@ -100,8 +100,9 @@ def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None
     hosts = reader.given(platform.hosts, parse_hosts)
     if hosts:
         _take_hosts(platform, reader, hosts, nodes)
-    port = reader.given(platform.port, parse_port)
-    reader.put_own_port(platform.port, port)
+    if "MASTER_PORT" not in reader.environ:
+        port = reader.given(platform.port, parse_port)
+        reader.put_own_port(platform.port, port)
     reader.port_seed = reader.own_address  # the same on all nodes
 
 

@@ -87,8 +87,13 @@ def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement |
     return placement
 
 
+def markers_set(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    """The launcher's markers that are set, also where others may set them."""
+    return ", ".join(filter(environ.__contains__, launcher.markers))
+
+
 def markers_present(launcher: Launcher, environ: Mapping[str, str]) -> str:
     """The launcher's markers that are set, for a note; empty for generic names."""
     if launcher.generic_names:
         return ""
-    return ", ".join(filter(environ.__contains__, launcher.markers))
+    return markers_set(launcher, environ)

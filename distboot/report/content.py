@@ -77,7 +77,9 @@ class Doubts(NamedTuple):
             return f"each rank ran {launcher} for a job of its own, and none joined the others"
         doubts = filter(None, (_hidden_failure(events), self.unused))
         doubt = next(doubts, "")
-        return doubt and f"{ended}, but {doubt}"
+        if not doubt:
+            return ""
+        return f"{ended}, but {doubt}"
 
 
 def _hidden_failure(events: Sequence[Event]) -> str:

@@ -377,7 +377,7 @@ SLURM = Launcher(
     # With these its own plugin for Slurm works, and can requeue the job.
     lightning_reads=("SLURM_NTASKS_PER_NODE", _SIZE_OF_JOB),
     command="srun",
-    start_several=("start {0} tasks: srun --ntasks={0} …, on one node with --ntasks-per-node={0}"),
+    start_several="start {0} tasks: srun --ntasks={0} …, on one node with --ntasks-per-node={0}",
     unbind="srun --cpu-bind=none (or SLURM_CPU_BIND=none)",
     env_forwarding_hint="srun --export=ALL,NAME=VALUE …",
 )
