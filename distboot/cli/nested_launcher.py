@@ -12,17 +12,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.commands import SHELLS
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
+from .shell_text import CONDITION, commands_in, shell_text
 from .target import Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
 _ENV = pattern(r"[^\0]*\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*")
-# A shell, its options, of which -o has a value, and the text after -c
-_SHELL_COMMAND = pattern(r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]+\0)*?-[a-z]*c\0([^\0]*)")
-
 _LAUNCHERS = (
     *("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "prterun"),
     *("mpirun_rsh", "srun", "jsrun", "aprun", "accelerate"),
@@ -77,6 +74,7 @@ class Nested(NamedTuple):
     is_told_of_nodes: bool
     is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
     start: int  # where its options begin in the command; not for one in a shell
+    is_certain: bool = True  # whether a shell that starts it does so in any case
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
@@ -116,16 +114,32 @@ class Nested(NamedTuple):
 
 
 def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None:
-    """The launcher that the wrapper's command starts, or None."""
+    """The launcher that the wrapper's command starts, or None.
+
+    Of several in a shell script, one that is told of all nodes: the others may be for one node.
+    """
     command = _without_env(target.words)
-    script = _shell_script(command)
-    is_in_shell = script != ""
-    if is_in_shell:
-        own_words = re.split(r"\s+", re.sub(r"^\s*exec\s", "", script).strip())
-        command = _without_env(own_words)
+    text = shell_text(command)
+    if not text:
+        return _nested_in(target._replace(words=command), environ, len(target.words))
+    is_certain = CONDITION.search(text) is None
+    first = None
+    for words in commands_in(text):
+        inner = target._replace(words=_without_env(words))
+        found = _nested_in(inner, environ)
+        if found is None:
+            continue
+        found = found._replace(is_certain=is_certain)
+        if found.is_told_of_nodes:
+            return found
+        first = first or found
+    return first
+
+
+def _nested_in(target: Target, environ: Mapping[str, str], end: int = 0) -> Nested | None:
+    """The launcher that this command is; `end`: of its words in the target, 0: it is in a shell."""
     # `python /usr/bin/torchrun` is torchrun, too
-    words = target._replace(words=command).of_python or command
-    name, options = _launcher_in(words)
+    name, options = _launcher_in(target.of_python or target.words)
     if not name:
         return None
     # The options of the launcher, without those of the script
@@ -135,17 +149,12 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     if _is_one_process_of_accelerate(name, joined):
         return None
     multi_node = _MULTI_NODE.get(name, _NO_MULTI_NODE)
-    is_told_of_nodes = multi_node.sign.search(joined) is not None
-    start = len(target.words) - len(options)
-    return Nested(name, is_told_of_nodes, is_in_shell, start)
-
-
-def _shell_script(command: list[str]) -> str:
-    """The script of `sh -c script`; empty for any other command."""
-    if os.path.basename(command[0]) not in SHELLS:
-        return ""
-    found = _SHELL_COMMAND.findall("\0".join(command))
-    return "".join(found)
+    return Nested(
+        name,
+        is_told_of_nodes=multi_node.sign.search(joined) is not None,
+        is_in_shell=not end,
+        start=end - len(options),
+    )
 
 
 def _launcher_in(words: list[str]) -> tuple[str, list[str]]:

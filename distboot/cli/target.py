@@ -16,6 +16,7 @@ from ..base.patterns import pattern
 from ..base.text import did_you_mean, escape_control, short_repr
 from ..detection.local_rank_option import with_local_rank
 from .commands import COMMANDS
+from .shell_text import SHEBANG, beginning
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
@@ -25,15 +26,7 @@ _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 _MODULE_OPTION = pattern(r"(-[^-mcWX]+)?-?m")
 _OPTION_BEFORE_VALUE = pattern(r"-[^-mc]*[WX]|--check-hash-based-pycs")
 _VERSION = "0123456789."  # characters after `python` in the name of its program
-# A #! line whose interpreter is a shell, or `env` with a shell after its options and assignments.
-# pip writes #!/bin/sh into scripts of Python, too: to Python, the exec line below it is a text.
-_SHEBANG_OF_SHELL = pattern(
-    r"#!(?![^\n]*\n'''exec')[ \t]*(?:\S*/)?"
-    r"(?:env[ \t]+(?:-\S*[ \t]+|\w+=\S*[ \t]+)*(?:[^\s=]*/)?)?"
-    rf"(?:busybox[ \t]+)?(?:{'|'.join(SHELLS)})(?!\S)[^\n]*"
-)
 _BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
-_LONGEST = 1 << 20  # bytes of a script that are read
 
 
 class Target(NamedTuple):
@@ -108,12 +101,7 @@ class Target(NamedTuple):
     @property
     def text(self) -> str:
         """The beginning of the script that a Python runs; empty if it cannot be read."""
-        script = self.script
-        if not os.path.isfile(script):  # a pipe can be read only once
-            return ""
-        with suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
-            return file.read(_LONGEST)
-        return ""
+        return beginning(self.script)
 
     def missing(self) -> DistbootError | None:
         """The error if this host does not have the program; other ranks may have it."""
@@ -183,7 +171,7 @@ def _refuse_unreadable(script: str) -> None:
 
 def _refuse_shell_script(target: Target) -> None:
     """Refuse a script of a shell, in which Python would find a syntax error."""
-    found = _SHEBANG_OF_SHELL.match(target.text)
+    found = SHEBANG.match(target.text)
     if found is not None:
         script = target.script
         raise DistbootError(

@@ -259,6 +259,39 @@ def test_launcher_in_a_shell_is_known(shell: str, *, is_known: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "launcher"),
+    [
+        ("cd . && torchrun --standalone train.py", "torchrun"),
+        ("pip install -r x.txt; exec env A=1 torchrun train.py 2>&1 | tee log", "torchrun"),
+        ("set -e\nA='1 2' B=3 \\\n  nohup /opt/bin/torchrun \\\n  train.py &\nwait", "torchrun"),
+        ("if test -f x; then python -m torch.distributed.run train.py; fi", "torchrun"),
+        ("x=$(mpirun -n 2 hostname)", "mpirun"),
+        ("python train.py && 'accelerate' launch --multi_gpu train.py", "accelerate"),
+        ("torchrun --standalone a.py\ntorchrun --nnodes=2 b.py", "torchrun, together"),
+        ("echo 'a; torchrun train.py' \"&& torchrun\" \\; # ; torchrun", None),
+        ("python train.py # it's one\necho torchrun; python torchrun.py", None),
+        ("python -c 'import torch' && python train.py", None),
+        ("", None),
+        ("'", None),
+    ],
+)
+@pytest.mark.parametrize("way", ["sh -c", "bash run.sh", "bash -eu run.sh 1", "./run.sh"])
+def test_launcher_in_a_shell_script_is_known(
+    text: str, launcher: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(f"#!/usr/bin/env bash\n{text}\n")
+    words = way.split()
+    if way == "sh -c":
+        words.append(text)
+    found = nested_launcher(Target(words, len(words)), {})
+    assert (found and f"{found.name}{', together' if found.is_told_of_nodes else ''}") == launcher
+    assert found is None or found.is_in_shell
+    assert found is None or found.is_certain == ("if " not in text)
+    assert found is None or found.command(words) == words
+
+
+@pytest.mark.parametrize(
     ("before", "options"),
     [
         ("env A=1 deepspeed", ""),
