@@ -16,9 +16,9 @@ Rank 0 does not answer a report by itself, as the answer depends on all of them.
 3. the first join timeout is over, rank 0's own or that of a rank that is connected: all ranks hear
    which ranks are missing.
 
-In cases 2 and 3 it goes on for `_LINGER` seconds and tells ranks that are a little late: else each
-of them would wait for its own timeout. Peers that are not part of this job, or come after it has
-started, are refused with the reason, and the job continues.
+In case 2 it goes on for `_LINGER` seconds and tells ranks that are a little late: else each of them
+would wait for its own timeout. Peers that are not part of this job, or come after it has started,
+are refused with the reason, and the job continues.
 
 After the rendezvous the agent owns the connections (`detach_all`). The coordinator only still
 refuses late ranks (`serve`), and passes on agents that have lost their connection (`returns`).
@@ -77,7 +77,9 @@ from .protocol import (
 
 _ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
 _INTERVAL = 0.2  # seconds between two checks whether the job is still wanted
-_LINGER = 0.5  # seconds for which ranks that come after a failure are told of it
+# Seconds for which ranks that come after a failure are told of it: launchers start the ranks of
+# several hosts, and a busy host starts its own, within a few seconds
+_LINGER = 3.0
 
 
 class _Deadline(NamedTuple):

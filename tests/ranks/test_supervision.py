@@ -208,6 +208,16 @@ def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks, tmp_path: 
     )
 
 
+def test_rank_that_comes_later_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
+    command = (
+        'test $RANK = 1 && { sleep 1.5; set -- "$0" true; } || set -- "$0" no-such-command; '
+        'exec "$1" -m distboot run -- "$2"'
+    )
+    first, later = run_ranks("", before=["sh", "-c", command, sys.executable])
+    assert (first.code, later.code) == (127, 127)
+    assert "rank 0 says: rank 0 on" in later.err
+
+
 @pytest.mark.parametrize(
     ("init", "before"),
     [
