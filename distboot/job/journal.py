@@ -36,6 +36,7 @@ SUFFIX = ".jsonl"
 # What `met` leaves out of the members: values of a user's variables
 _NOT_WRITTEN: dict[str, list[str]] = {"shared": []}
 _agents = integer(1, 1 << 20)
+_IN_FIRST_LINE = (b'{"time": ', b'"rank": ', b'"event": ')
 FIRST: Kind = "rendezvous_started"
 HEARD: Kind = "heard"
 # Messages from which the end of a job may follow, so that it can be found again from a journal.
@@ -110,6 +111,12 @@ class Journal(NamedTuple):
 
     rounds: list[Round]
     unreadable: int  # lines, such as the last one of a job that was killed
+
+
+def is_journal(beginning: bytes) -> bool:
+    """Whether a file with this beginning is a journal, or empty, so that it may be replaced."""
+    first, _, _ = beginning.partition(b"\n")
+    return all(name in first for name in _IN_FIRST_LINE) or not beginning
 
 
 def path_beside(report: str) -> str:

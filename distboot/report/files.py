@@ -31,6 +31,7 @@ _OUTCOMES = {
 }
 # Of a failure, by whether it is an error of distboot, which are those of the start
 _TITLES = {False: "First failure", True: "Why it did not start"}
+_FIRST_LINE = 4096  # bytes of a journal that show what it is
 # The sidecar's output is not the script's, and a log must not be replaced.
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
 
@@ -43,7 +44,7 @@ def unwritable(path: str) -> DistbootError | None:
     return DistbootError(
         "output-failed",
         f"the report {short_repr(path)} cannot be written: {why}",
-        "let --report or DISTBOOT_REPORT name a file "
+        "let --report or DISTBOOT_REPORT name another file, "
         "in an existing, writable folder of rank 0's host",
     )
 
@@ -58,11 +59,25 @@ def _why_unwritable(path: str) -> str | None:
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
+            return _why_no_journal(path)
     except OSError as error:
         return error.strerror or ""
     except ValueError as error:  # a path with a null character
         return str(error)
     return None
+
+
+def _why_no_journal(path: str) -> str | None:
+    """Why there can be no journal beside a report: the file has something else in it."""
+    from ..job.journal import is_journal, path_beside  # here, as most jobs have no report
+
+    journal = path_beside(path)
+    if not os.path.isfile(journal):
+        return None
+    with open(journal, "rb") as file:
+        if is_journal(file.read(_FIRST_LINE)):
+            return None
+    return f"the events of the job would replace what is in {short_repr(journal)}"
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:

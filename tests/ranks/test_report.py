@@ -315,6 +315,21 @@ def test_own_output_is_no_file_for_a_report(path: str) -> None:
     assert "a different file for each process" in str(unwritable(path))
 
 
+def test_data_beside_the_report_is_not_replaced(distboot: Run, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "one"}\n{"text": "two"}\n')
+    command = ("run", "--nproc-per-node", "2", "--report", "train.html", "--", "true")
+    refused = distboot(*command)
+    assert refused.returncode == 74
+    assert "the events of the job would replace what is in 'train.jsonl'" in refused.stderr
+    assert "name another file" in refused.stderr
+    assert data.read_text() == '{"text": "one"}\n{"text": "two"}\n'
+    data.write_text("")
+    for _ in range(2):  # the second time over a journal
+        assert distboot(*command).returncode == 0
+    assert '"rendezvous_started"' in data.read_text()
+
+
 def test_link_stays_and_pipe_needs_no_reader(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("job.json")
     assert unwritable(str(tmp_path / "link.json")) is None
