@@ -212,7 +212,7 @@ class Context:
 
         All ranks must enter it. The block must not contain a collective operation: the other ranks
         would not take part. If it fails on rank 0, the others do not run it: they raise
-        `rank-failed`.
+        `rank-failed`. Inside another `main_first` it adds nothing: that one has the order.
 
         Args:
             timeout: seconds for which the others wait; downloads are slow. The timeout of
@@ -304,6 +304,9 @@ class Context:
         if node is not None:  # rank 0 waits there for the first processes of all nodes
             self._refuse_inside(what, "main_first()")
         outer = self._inside.get(threading.get_ident())
+        if outer == what:  # which has the order already
+            yield
+            return
         # The turn lasts until the block has ended, because other ranks wait for that
         with self._turns.at(what, queues=False, inside=outer):
             yield from self._run_in_order(what, timeout, node, goes_first=goes_first)

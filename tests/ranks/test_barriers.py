@@ -85,6 +85,27 @@ def test_nested_waiting_and_invalid_time_limits_are_refused(count: int) -> None:
         ctx.barrier()
 
 
+@pytest.mark.parametrize("first", ["main_first", "local_main_first"])
+def test_block_inside_the_same_block_keeps_the_order(ranks: Ranks, first: str) -> None:
+    script = f"""
+with distboot.init("none", join_timeout=60) as ctx:
+    first = ctx.{first}
+    touch(f"came-{{ctx.rank}}")
+    with first():
+        if ctx.is_main:
+            until("came-1")
+        say(Path("outer").exists() or ctx.is_main)
+        with first():
+            say(Path("outer").exists() or ctx.is_main)
+        if ctx.is_main:
+            time.sleep(0.5)  # in which a rank that comes too early says so
+            touch("outer")
+    with first():
+        say("end")
+"""
+    assert ranks(script, 2) == [("True\nTrue\nend\n", 0)] * 2
+
+
 def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     place = {
