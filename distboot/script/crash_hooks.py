@@ -69,6 +69,8 @@ _mask: set[int] = set()  # of signals, before a fork
 _awaited: set[str] = set()  # modules that a `_Finder` looks for
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
 _reported: BaseException | None = None  # the last exception that the agent has been told of
+_has_closed = False  # whether the script has closed its context: no peer can fail it any more
+_enables_dumps = False  # whether faulthandler is enabled by us, not by the user
 # The end of what the script has written to stderr: argparse and others write there why they end
 _stderr_tail = ""
 _TAIL = 4096  # characters of it
@@ -76,7 +78,7 @@ _TAIL = 4096  # characters of it
 
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe, _clean  # noqa: PLW0603 - as a process has one excepthook
+    global _pipe, _clean, _enables_dumps  # noqa: PLW0603 - as a process has one excepthook
     global faulthandler, signal  # noqa: PLW0603 - loaded late
     import faulthandler
     import signal
@@ -95,6 +97,8 @@ def install(pipe: int, *, term: bool = False) -> None:
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
+        _enables_dumps = True
+    if _enables_dumps:
         faulthandler.enable(pipe)
     if term:
         _register_term()
@@ -164,6 +168,8 @@ def _report(error: BaseException, trace: TracebackType | None) -> Description | 
         emit(INTERRUPT)
     else:
         found = describe(error, trace, _clean)
+        if _has_closed:
+            found.is_secondary = False
         _emit_description(found)
     _reported = error
     return found
@@ -231,6 +237,14 @@ def emit_error_for_parent(text: str) -> None:
         _write((own, inode), EXCEPTION, os.getppid(), _of_error(text).encode(MOST))
 
 
+def note_context(*, is_closed: bool) -> None:
+    """A context begins or is closed. After that no peer is the reason for an exception."""
+    global _has_closed  # noqa: PLW0603 - as a process has one excepthook
+    _has_closed = is_closed
+    if _WRAPPERS in sys.modules:
+        sys.modules[_WRAPPERS].note_context(is_closed=is_closed)
+
+
 def _of_error(text: str) -> Description:
     return describe_text("distboot.DistbootError", text, _clean)
 
@@ -288,18 +302,28 @@ def _follow_term() -> None:
     before = signal.signal
 
     @functools.wraps(before)
-    def set_handler(number: int, handler: Any) -> Any:
-        if number != signal.SIGTERM or _pipe == _NO_PIPE:
-            return before(number, handler)
+    def set_handler(signalnum: int, handler: Any) -> Any:
+        is_ours = signalnum == signal.SIGTERM and _pipe != _NO_PIPE
+        if not is_ours or not _can_be_set(handler):
+            return before(signalnum, handler)
         global term_is_held  # noqa: PLW0603
         faulthandler.unregister(signal.SIGTERM)
         term_is_held = False
         try:
-            return before(number, handler)
+            return before(signalnum, handler)
         finally:
             _register_term()
 
     signal.signal = set_handler  # type: ignore[assignment]
+
+
+def _can_be_set(handler: object) -> bool:
+    """Whether `signal.signal` does not raise: it sets a handler in the main thread alone."""
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN)
 
 
 def quiet(file: int) -> None:

@@ -64,6 +64,8 @@ _TWO_THREADS = (
 _current: Preemption | None = None  # of the newest context
 # The signals that distboot handles, with the handlers that were there before
 _earlier: dict[int, Any] = {}
+_in_threads: set[int] = set()  # those of them that `stop_signals` handles
+_running: dict[int, FrameType | None] = {}  # where a handler of the script runs for one of them
 _held = threading.local()  # the signal mask of a thread that forks
 # Whether one of them has arrived in this process, in this context or an earlier one
 _was_signalled = False
@@ -85,11 +87,13 @@ class Preemption:
         self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
         self._watches_end = False
+        self._listens: set[int] = set()  # to these signals
         if agent is not None and agent.page is not None:
             self._agent = agent
             self._page = mapped(agent.page)
             agent.page = None
         _make_current(self)
+        crash_hooks.note_context(is_closed=False)
         if _was_signalled:
             self.request("before init()")
 
@@ -125,9 +129,11 @@ class Preemption:
 
     def listen(self, numbers: Iterable[int]) -> None:
         """Let these signals ask the script to stop, instead of ending it."""
-        new = set(numbers) - _earlier.keys()
+        new = set(numbers) - self._listens
+        self._listens |= new
         for number in sorted(new):
-            _handle(number)
+            if not _is_handled(number):
+                _handle(number)
         if signal.SIGTERM in numbers:
             self._watch_end()
 
@@ -149,6 +155,7 @@ class Preemption:
         """From now on ask no other rank: the context is closed."""
         self._agent = None
         self._over.set()
+        crash_hooks.note_context(is_closed=True)
         page = blank_page()
         page[READS] = self._page[READS]
         page[ASKED] = self._page[ASKED]
@@ -250,13 +257,21 @@ def _handle(number: int) -> None:
         from . import stop_signals  # here, as most scripts call `init` there
 
         stop_signals.listen(number, partial(_receive, number), chain=_is_of_script(before))
+        _in_threads.add(number)
 
 
 def _receive_in_handler(number: int, frame: FrameType | None) -> None:
+    if number in _running and frame in (_running[number], None):
+        return  # the script's handler calls the one that was there before, which is this
     before = _earlier[number]
     _receive(number)
-    if _is_of_script(before):
+    if not _is_of_script(before):
+        return
+    _running[number] = frame
+    try:
         before(number, frame)
+    finally:
+        _running.pop(number, None)
 
 
 def _is_of_script(handler: object) -> bool:
@@ -264,6 +279,15 @@ def _is_of_script(handler: object) -> bool:
     if handler is signal.default_int_handler:
         return False
     return callable(handler)
+
+
+def _is_handled(number: int) -> bool:
+    """Whether distboot handles a signal since an earlier context, and the script has not changed that."""
+    if _is_ours(number):
+        return True
+    if number == signal.SIGTERM:
+        return crash_hooks.term_is_held
+    return number in _in_threads
 
 
 def _is_ours(number: int) -> bool:

@@ -133,6 +133,61 @@ Path(f"stopped-{rank}").write_text(str(step))
     assert read == 200 if asks == "request_stop" else read < 200
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_signal_counts_though_an_earlier_context_was_closed(
+    run_ranks: RunRanks, ranks: int
+) -> None:
+    script = """
+import os, signal, distboot
+for handler in (signal.SIG_DFL, lambda *_: runs.append(1), signal.SIG_DFL):
+    runs = []
+    with distboot.init("none") as ctx:
+        assert not ctx.preempted
+        ctx.barrier()
+    signal.signal(signal.SIGTERM, handler)
+own = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, lambda number, frame: (runs.append(2), before(number, frame)))
+with distboot.init("none") as ctx:
+    before = signal.getsignal(signal.SIGTERM)
+    assert not ctx.preempted
+    before = signal.getsignal(signal.SIGTERM)  # ours, which calls the script's, which calls ours
+    ctx.barrier()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ctx.preempted and runs == [2]
+"""
+    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
+        assert rank.code == 0, rank.err
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_handler_that_cannot_be_set_changes_nothing(run_ranks: RunRanks, ranks: int) -> None:
+    script = """
+import os, signal, threading, time, distboot
+def train():
+    ctx = distboot.init("none")
+    assert not ctx.preempted
+    try:
+        signal.signal(signal.SIGTERM, print)
+    except ValueError as error:  # only in the main thread
+        print(error)
+    ctx.barrier()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not ctx.preempted:
+        time.sleep(0.01)
+    ctx.barrier()
+    saved.append(1)
+saved = []
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+assert saved
+signal.signal(signalnum=signal.SIGUSR1, handler=signal.SIG_IGN)
+signal.signal(signalnum=signal.SIGTERM, handler=signal.SIG_IGN)
+"""
+    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
+        assert rank.code == 0, rank.err
+
+
 @pytest.mark.parametrize("shield", ["0", ""])
 def test_signal_ends_a_fork_as_ever(run_ranks: RunRanks, shield: str) -> None:
     script = """

@@ -218,6 +218,41 @@ def test_rank_that_comes_later_hears_why_no_job_starts(run_ranks: RunRanks) -> N
     assert "rank 0 says: rank 0 on" in later.err
 
 
+@pytest.mark.parametrize("contexts", [1, 2, 3])
+def test_crash_has_its_stack_in_every_context(run_ranks: RunRanks, contexts: int) -> None:
+    script = f"""
+import ctypes, distboot
+for number in range({contexts}):
+    ctx = distboot.init("none", join_timeout=60)
+    ctx.barrier()
+    if number + 1 < {contexts}:
+        ctx.close()
+if ctx.rank == 1:
+    ctypes.string_at(0)
+ctx.barrier()
+"""
+    said = "".join(rank.err for rank in run_ranks(script))
+    assert said.count(": killed by SIGSEGV\n  | Fatal Python error: ") == 1
+    assert 'train.py", line 9 in <module>' in said
+
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot", "run")], ids=["init", "wrapper"])
+def test_error_after_the_end_of_the_context_is_its_own(
+    run_ranks: RunRanks, before: tuple[str, ...]
+) -> None:
+    script = """
+import os, distboot
+with distboot.init("none", join_timeout=60) as ctx:
+    ctx.barrier()
+if ctx.rank == 1:
+    raise ConnectionRefusedError(111, "Connection refused")
+"""
+    first, second = run_ranks(script, before=[sys.executable, *before])
+    assert second.code == 1
+    assert "ConnectionRefusedError" in second.err
+    assert "rank 1 failed first: uncaught exception: ConnectionRefusedError" in first.err + second.err
+
+
 @pytest.mark.parametrize(
     ("init", "before"),
     [
