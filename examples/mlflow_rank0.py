@@ -53,6 +53,8 @@ def main() -> None:
         "--store", metavar="DIR", help="folder for the runs (default: MLFLOW_TRACKING_URI)"
     )
     args = parser.parse_args()
+    if args.epochs < 1:
+        parser.error("--epochs must be at least 1")
     if args.store is None and "MLFLOW_TRACKING_URI" not in os.environ:
         parser.error("name a folder for the runs (--store), or set MLFLOW_TRACKING_URI")
 

@@ -69,8 +69,10 @@ def joining(
 
 
 def _say_if_stopped(job: Session, error: BaseException) -> None:
-    from ..report.start_failure import stopped_by  # here, as most jobs start
-
+    try:
+        from ..report.start_failure import stopped_by  # here, as most jobs start
+    except OSError:  # no more file can be opened, which the error itself says
+        return
     name = stopped_by(error)
     if name is not None:
         log_line(

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.process import Process
+from ..base.text import log_line
 from ..job.messages import Register
 from ..rendezvous.join import Joined
 from ..rendezvous.messages import as_error
@@ -87,6 +88,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
                 held=False,
                 is_starting=True,
             )
+            if sys.platform == "linux":
+                agent.scripts.open()
     except _ScriptGoneError:
         return
     except DistbootError as error:
@@ -94,30 +97,39 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
             start_ended(_failed(begin, error))
         control.fail(error)
         return
-    script = ForeignProcess(
-        begin,
-        process,
-        pipe,
-        status,
-        agent,
-    )
     control.send_quietly(result)
-    rank = begin.plan.own.rank
     agent.scripts.start_ended = start_ended
+    try:
+        with with_too_few_files():
+            script = ForeignProcess(
+                begin,
+                process,
+                pipe,
+                status,
+                agent,
+            )
+            _watch(begin, control, agent, launcher)
+    except DistbootError as error:  # the script is told that this process has ended
+        who = f"rank {begin.plan.own.rank}"
+        log_line(who, f"its monitor process ends: {error.message}: {error.hint}")
+        return
+    script.let_go()
+    joined.close()
+    if agent.seconds_to_stay:
+        _let_go_of_output()
+        time.sleep(agent.seconds_to_stay)
+
+
+def _watch(begin: Begin, control: _Control, agent: Agent, launcher: LauncherProcess | None) -> None:
+    """Watch the script until it ends."""
+    rank = begin.plan.own.rank
     agent.scripts.serve(control.socket, rank)
-    if sys.platform == "linux":
-        agent.scripts.open()
     own = Register(begin.pid, cpus=begin.plan.own.cpus)
     agent.shell.take(rank, own, time.monotonic())
     agent.check_node(begin.pid, is_rank=True)
     if launcher is not None:
         agent.watch_launcher(launcher)
     agent.loop.run()
-    script.let_go()
-    joined.close()
-    if agent.seconds_to_stay:
-        _let_go_of_output()
-        time.sleep(agent.seconds_to_stay)
 
 
 def _event_files(begin: Begin) -> EventFiles | None:

@@ -81,6 +81,14 @@ class Parser(argparse.ArgumentParser):
             return f"{dashed}{equals}{value}"
         return word
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # argparse of Python 3.10 to 3.12 drops the value of `--option=--`
+        for word in args or ():
+            name, _, value = word.partition("=")
+            if value == "--" and name in self._option_string_actions:
+                self.error(f"argument {name}: expected one argument")
+        return super().parse_known_args(args, namespace)
+
     def format_help(self) -> str:
         self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
         return super().format_help()

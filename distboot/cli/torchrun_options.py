@@ -166,9 +166,7 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
         "MASTER_PORT": options.master_port,
         "PET_RDZV_ID": options.rdzv_id,
     }
-    if nnodes == 1:
-        del variables["MASTER_ADDR"]
-    else:
+    if nnodes != 1:
         endpoint = _endpoint(options.rdzv_endpoint)
         for name, value in endpoint.items():
             _refuse_two(options.rdzv_endpoint, variables[name], value)

@@ -80,10 +80,16 @@ def print_interrupted(trace: TracebackType) -> None:
     place = _innermost_of_script(trace)
     code = place.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{place.tb_lineno})"
-    who = f"rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}"
+    who = f"rank {os.environ['DISTBOOT_RANK']}"
+    text = f"interrupted in {where}"
+    line = f"distboot: {who} on {escaped(os.uname().nodename)}: {text}\n"
+    if os.environ.get("DISTBOOT_LOG_FORMAT") == "json":
+        from ..base.text import as_json
+
+        line = as_json(who, text)
     # Not to a file in memory in place of stderr, whose lines torch's hook shows with a prefix: "[rank0]: "
     stderr = sys.__stderr__ or sys.stderr
-    stderr.write(f"distboot: {who}: interrupted in {where}\n")
+    stderr.write(line)
 
 
 def _innermost_of_script(trace: TracebackType) -> TracebackType:

@@ -93,8 +93,10 @@ class StartReport:
             return
         failure = None
         if error is not None:
-            from ..report.start_failure import StartFailure  # here, as most jobs start
-
+            try:
+                from ..report.start_failure import StartFailure  # here, as most jobs start
+            except OSError:  # no more file can be opened, which the error itself says
+                return
             failure = StartFailure.from_error(error)
         tell(job, StartEnded(failure, job.steps))
 

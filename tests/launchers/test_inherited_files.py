@@ -36,7 +36,10 @@ def test_file_of_a_shell_is_a_script(run: Run, options: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["--nproc-per-node 2", "--max-restarts 1"])
-@pytest.mark.parametrize("words", ["<(echo 'print(7)')", "train.py --config=<(echo 7)"])
+@pytest.mark.parametrize(
+    "words",
+    ["<(echo 'print(7)')", "train.py --config=<(echo 7)", "/dev/stdin < <(echo 'print(7)')"],
+)
 def test_pipe_that_is_read_twice_is_refused(run: Run, options: str, words: str) -> None:
     """A rank that finds it empty would end well."""
     ours = f"{sys.executable} -m distboot run {options}"

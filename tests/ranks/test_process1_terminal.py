@@ -1,5 +1,6 @@
 """The wrapper with a terminal, in a container (`docker run -it`) and without: its keys, and a shell's job control."""
 
+import json
 import os
 import sys
 
@@ -108,6 +109,17 @@ train()
             f"distboot: rank {rank} on {os.uname().nodename}: interrupted in train (<string>:4)"
             in rest
         )
+
+
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_each_line_about_ctrl_c_is_json(clean_env: dict[str, str], mode: Mode) -> None:
+    script = "import time; print('ready', flush=True); time.sleep(100)"
+    rest, code = _interrupted({**clean_env, "DISTBOOT_LOG_FORMAT": "json"}, mode, script)
+    assert code == 130
+    said = rest.replace("^C", "")  # by the terminal
+    lines = [json.loads(line) for line in said.splitlines() if line.strip()]
+    told = [line["rank"] for line in lines if line["message"] == "interrupted in <module> (<string>:1)"]
+    assert sorted(told) == [0, 1]
 
 
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))

@@ -208,6 +208,15 @@ def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("files", range(10, 20))
+def test_rank_0_without_files_says_so(run_ranks: RunRanks, files: int) -> None:
+    limit = f'test $RANK != 0 || ulimit -n {files}; exec "$0" "$@"'
+    script = "import distboot\ndistboot.init('none', join_timeout=20)\n"
+    first, *_ = run_ranks(script, before=["sh", "-c", limit, sys.executable], places=[{}] * 4)
+    assert "may open" in first.err
+    assert "OSError" not in first.err
+
+
 def test_rank_that_comes_later_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
     command = (
         'test $RANK = 1 && { sleep 1.5; set -- "$0" true; } || set -- "$0" no-such-command; '

@@ -178,6 +178,8 @@ NUMBERINGS = [
     ({}, "--nnodes 2 --node-rank 1 --launcher slurm", "so does the launcher 'slurm'", 2),
     ({"DISTBOOT_LAUNCHER": "slurm"}, "--nnodes 2 --node-rank 1", "the launcher 'slurm'", 2),
     ({"MASTER_ADDR": "192.0.2.7", "WORLD_SIZE": "2"}, "--standalone", "RANK is missing", 78),
+    ({"MASTER_ADDR": "192.0.2.7"}, "--standalone", "not an address of this host", 78),
+    ({}, "--nnodes 1 --master-addr 192.0.2.7", "not an address of this host", 78),
 ]
 
 
@@ -190,6 +192,13 @@ def test_options_and_environment_are_never_mixed(
     done = run(*command, "train.py", train=TRAIN, env={"MASTER_PORT": str(port), **environ})
     assert said in done.stderr
     assert (done.returncode, done.stdout) == (code, "")
+
+
+def test_address_of_the_option_replaces_another_one(distboot: Run) -> None:
+    options = ["--nnodes", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    script = 'echo "$RANK of $WORLD_SIZE at $MASTER_ADDR"'
+    done = distboot("run", *options, "--", "sh", "-c", script, env={"MASTER_ADDR": "192.0.2.7"})
+    assert sorted(done.stdout.splitlines()) == ["0 of 2 at 127.0.0.1", "1 of 2 at 127.0.0.1"]
 
 
 @needs_hosts

@@ -258,6 +258,13 @@ def test_launcher_in_a_shell_is_known(shell: str, *, is_known: bool) -> None:
     assert (found is not None and found.is_in_shell) == is_known
 
 
+@pytest.mark.parametrize("option", ["--nnodes", "--report", "--log_dir", "--grace", "--framework"])
+def test_dashes_are_no_value_of_an_option(distboot: Run, option: str) -> None:
+    done = distboot("run", f"{option}=--", "--", "true")
+    assert done.returncode == 2
+    assert f"argument {option.replace('_', '-')}: expected one argument" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "launcher"),
     [
