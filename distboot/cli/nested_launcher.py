@@ -123,17 +123,14 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     if not text:
         return _nested_in(target._replace(words=command), environ, len(target.words))
     is_certain = CONDITION.search(text) is None
-    first = None
+    launchers = []
     for words in commands_in(text):
         inner = target._replace(words=_without_env(words))
         found = _nested_in(inner, environ)
-        if found is None:
-            continue
-        found = found._replace(is_certain=is_certain)
-        if found.is_told_of_nodes:
-            return found
-        first = first or found
-    return first
+        if found is not None:
+            launchers.append(found._replace(is_certain=is_certain))
+    launchers.sort(key=lambda one: not one.is_told_of_nodes)
+    return next(iter(launchers), None)
 
 
 def _nested_in(target: Target, environ: Mapping[str, str], end: int = 0) -> Nested | None:

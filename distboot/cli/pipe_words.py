@@ -14,7 +14,8 @@ from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
 
-_FILE = pattern(r"(?:[^/]*=)?(/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+)")  # also in --config=/dev/fd/63
+# Also in --config=/dev/fd/63
+_FILE = pattern(r"(?:[^/]*=)?(/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+)")
 
 
 def pipe_read_twice(words: Iterable[str], ranks: int) -> DistbootError | None:

@@ -6,6 +6,7 @@ this one starts is not read.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from contextlib import suppress
@@ -24,23 +25,21 @@ SHEBANG = pattern(
 _OPTIONS = r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]+\0)*?"
 _AFTER_C = pattern(rf"{_OPTIONS}-[a-z]*c\0([^\0]*)")
 _FILE = pattern(rf"{_OPTIONS}([^-\0][^\0]*)")
-# A comment, what ends a command, or a word with what is quoted in it
+# What ends a command, a comment included, or a word with what is quoted in it
 _PARTS = pattern(
-    r"#[^\n]*"
-    r"|(?P<end>[;&|()\n]+)"
+    r"(?P<end>#[^\n]*|[;&|()\n]+)"
     r"|(?P<word>(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\[^\n]|[^\s;&|()'\"\\])+)",
     re.DOTALL,
 )
 _QUOTES = pattern(r"'([^']*)'|\"((?:\\.|[^\"\\])*)\"|\\(.)", re.DOTALL)
 _LINE_GOES_ON = "\\\n"
-# Words before a command that are not its program
-_BEFORE = {
-    *("exec", "command", "time", "nohup", "eval", "!", "{"),
-    *("if", "then", "elif", "else", "while", "until", "do"),
-}
+# Words before a command that are not its program: some of the shell's, and assignments
+_BEFORE = pattern(
+    r"exec|command|time|nohup|eval|!|\{|if|then|elif|else|while|until|do|[A-Za-z_]\w*\+?=.*",
+    re.DOTALL,
+)
 # What is run only if something holds
 CONDITION = pattern(r"(?<![^\s;&|()])(?:if|case|while|until|for)\s|\|\|")
-_ASSIGNMENT = pattern(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _LONGEST = 1 << 20  # bytes of a script that are read
 
 
@@ -80,22 +79,18 @@ def commands_in(text: str) -> list[list[str]]:
     for part in _PARTS.finditer(text.replace(_LINE_GOES_ON, " ")):
         if part["end"]:
             found.append([])
-        elif part["word"]:
-            word = _QUOTES.sub(_unquoted, part["word"])
-            found[-1].append(word)
-    commands = map(_without_what_is_before, found)
-    return [command for command in commands if command]
+            continue
+        word = _QUOTES.sub(_unquoted, part["word"])
+        found[-1].append(word)
+    commands = map(_from_its_program, found)
+    return list(filter(None, commands))
+
+
+def _from_its_program(words: list[str]) -> list[str]:
+    rest = itertools.dropwhile(_BEFORE.fullmatch, words)
+    return list(rest)
 
 
 def _unquoted(quoted: re.Match[str]) -> str:
-    return "".join(filter(None, quoted.groups()))
-
-
-def _without_what_is_before(words: list[str]) -> list[str]:
-    first = 0
-    for word in words:
-        is_before = word in _BEFORE or _ASSIGNMENT.fullmatch(word) is not None
-        if not is_before:
-            break
-        first += 1
-    return words[first:]
+    texts = filter(None, quoted.groups())
+    return "".join(texts)

@@ -101,7 +101,8 @@ class Target(NamedTuple):
     @property
     def text(self) -> str:
         """The beginning of the script that a Python runs; empty if it cannot be read."""
-        return beginning(self.script)
+        script = self.script
+        return beginning(script)
 
     def missing(self) -> DistbootError | None:
         """The error if this host does not have the program; other ranks may have it."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..base.patterns import pattern
 from ..rendezvous.events import Event, Kind
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import Detach, Members, RequestStop
@@ -36,7 +37,7 @@ SUFFIX = ".jsonl"
 # What `met` leaves out of the members: values of a user's variables
 _NOT_WRITTEN: dict[str, list[str]] = {"shared": []}
 _agents = integer(1, 1 << 20)
-_IN_FIRST_LINE = (b'{"time": ', b'"rank": ', b'"event": ')
+_BEGINNING = pattern(r'\Z|\{"time": [^\n]*"rank": [^\n]*"event": ')
 FIRST: Kind = "rendezvous_started"
 HEARD: Kind = "heard"
 # Messages from which the end of a job may follow, so that it can be found again from a journal.
@@ -115,8 +116,8 @@ class Journal(NamedTuple):
 
 def is_journal(beginning: bytes) -> bool:
     """Whether a file with this beginning is a journal, or empty, so that it may be replaced."""
-    first, _, _ = beginning.partition(b"\n")
-    return all(name in first for name in _IN_FIRST_LINE) or not beginning
+    text = beginning.decode(errors="replace")
+    return _BEGINNING.match(text) is not None
 
 
 def path_beside(report: str) -> str:

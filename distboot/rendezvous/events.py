@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .membership import Membership
 from .messages import WorkerInfo
 
 Kind = Literal[
-    "rendezvous_started",  # launcher, world_size, round, versions
+    "rendezvous_started",  # launcher, world_size, ranks_per_node, round, versions
     # Host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset,
     # uncertainty
     "joined",
@@ -156,6 +156,7 @@ class JoinLog(EventLog):
             world_size=own.world_size,
             round=own.round,
             versions=versions,
+            **_of_node("ranks_per_node", own.ranks),
         )
         self.joined(own)
 
@@ -176,6 +177,7 @@ class JoinLog(EventLog):
             node=self._nodes.setdefault(record.node, len(self._nodes)),
             pid=record.pid,
             cpus=record.cpus,
+            **_of_node("ranks", record.ranks),
             **{name: getattr(record, name) for name in PLACE},
             process_start=record.started,
             detected=record.detected,
@@ -184,28 +186,68 @@ class JoinLog(EventLog):
 
     def spread(self, membership: Membership) -> None:
         """Turn the events of nodes' agents into events of their ranks."""
-        self[:] = spread(self, membership)
+        self[:] = spread(self, membership.world_size, membership.nodes.__getitem__)
 
 
-def spread(of_nodes: Iterable[Event], membership: Membership) -> list[Event]:
-    """The events of ranks for those of nodes' agents, which join for all ranks of a node."""
+def _of_node(name: str, ranks: int) -> dict[str, int]:
+    """How many ranks an agent joins for; nothing, if that is its own rank."""
+    if not ranks:
+        return {}
+    return {name: ranks}
+
+
+def spread(
+    of_nodes: Iterable[Event], world_size: int, ranks_of: Callable[[int], Sequence[int]]
+) -> list[Event]:
+    """Turn the events of nodes' agents, which join for all ranks of a node, into those of ranks."""
     found = []
     for one in of_nodes:
         details = dict(one.details)
         if one.rank is None:
             if one.event == "rendezvous_started":
-                details["world_size"] = membership.world_size
+                details["world_size"] = world_size
+                details.pop("ranks_per_node", None)
             found.append(one._replace(details=details))
             continue
-        ranks = membership.nodes[one.rank]
+        ranks = ranks_of(one.rank)
         for local_rank, rank in enumerate(ranks):
             of_rank = dict(details)
             if one.event == "joined":
+                of_rank.pop("ranks", None)
                 of_rank["local_rank"] = local_rank
                 of_rank["local_world_size"] = len(ranks)
                 of_rank["node_rank"] = one.rank
             found.append(Event(one.time, rank, one.event, of_rank))
     return found
+
+
+def spread_alike(events: Sequence[Event]) -> Sequence[Event]:
+    """The same before all have joined, if those that have are alike: then the others are taken to be.
+
+    The events themselves if they are not alike, or are those of ranks.
+    """
+    joined = {one.details.get("ranks", 0) for one in events if one.event == "joined"}
+    per_node = ranks_per_node(events[0])
+    if not per_node or joined != {per_node}:
+        return events
+    world_size = size_of(events[0])
+    return spread(
+        events,
+        world_size,
+        lambda node: range(node * per_node, (node + 1) * per_node),
+    )
+
+
+def ranks_per_node(started: Event) -> int:
+    """The ranks of rank 0's agent, from `rendezvous_started`; 0: each rank has its own."""
+    found: int = started.details.get("ranks_per_node", 0)
+    return found
+
+
+def size_of(started: Event) -> int:
+    """The number of ranks, from `rendezvous_started`, if each node has as many as that of rank 0."""
+    agents: int = started.details["world_size"]
+    return agents * max(ranks_per_node(started), 1)
 
 
 # The steps that a rank reports while it starts, by its own clock, in their order

@@ -18,7 +18,7 @@ from ..base.text import (
     ranks_said,
 )
 from ..base.version import __version__
-from ..rendezvous.events import CALLED, PLACE, Event
+from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
 from .job_state import JobState, of_kinds
@@ -307,6 +307,8 @@ def startup_report(
     before: Spent = NO_ROUND,
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without a failure it has started."""
+    if membership is None:
+        events = spread_alike(events)
     job = JobState(events)
     unready = _unready(events)
     missing = _Missing.of(job.joined, events[0].details["world_size"])

@@ -77,7 +77,8 @@ def _why_no_journal(path: str) -> str | None:
     with open(journal, "rb") as file:
         if is_journal(file.read(_FIRST_LINE)):
             return None
-    return f"the events of the job would replace what is in {short_repr(journal)}"
+    name = short_repr(os.path.basename(journal))
+    return f"the events of the job would replace what is in {name} beside it"
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:

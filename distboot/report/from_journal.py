@@ -11,7 +11,7 @@ from typing import Any
 
 from ..job.journal import Journal, Round
 from ..job.restarts import failed_round
-from ..rendezvous.events import Event, spread
+from ..rendezvous.events import Event, spread, spread_alike
 from ..rendezvous.membership import Membership
 from .content import (
     Doubts,
@@ -90,12 +90,15 @@ def goodput_of(journal: Journal) -> str:
 def _events_of(round_: Round) -> list[Event]:
     """The events of a round, with those of nodes as events of their ranks."""
     membership = round_.membership
-    if membership is None or not membership.by_node:
+    if membership is None:
+        return list(spread_alike(round_.events))
+    if not membership.by_node:
         return round_.events
     kinds = [one.event for one in round_.events]
     after = [*kinds, "all_joined"].index("all_joined")
     of_nodes = round_.events[:after]
-    return [*spread(of_nodes, membership), *round_.events[after:]]
+    of_ranks = spread(of_nodes, membership.world_size, membership.nodes.__getitem__)
+    return [*of_ranks, *round_.events[after:]]
 
 
 def _doubts(round_: Round) -> Doubts:

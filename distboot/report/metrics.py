@@ -15,7 +15,7 @@ from operator import itemgetter
 from ..base.text import escape_control, ranges
 from ..base.version import __version__
 from ..job.journal import FIRST
-from ..rendezvous.events import Event
+from ..rendezvous.events import Event, ranks_per_node
 from .spent import FAILURES, RoundTime, Spent
 
 _MOST_LATE = 100  # ranks with a time of their own
@@ -116,6 +116,7 @@ class Metrics:
     def _reset(self) -> None:
         self._time = RoundTime()
         self._joined: set[int | None] = set()
+        self._ranks_per_node = 0  # 0: each rank has joined for itself
         self._codes: dict[int | None, int | None] = {}
         self._ended_at = 0.0  # of all ranks; 0.0: not yet
         self._late: dict[int, float] = {}  # rank -> since when others wait for it
@@ -124,12 +125,21 @@ class Metrics:
         self._phase = "joining"
         self._launcher = event.details["launcher"]
         self._round = event.details["round"]
+        self._ranks_per_node = ranks_per_node(event)
 
     def _rank_joined(self, event: Event) -> None:
-        self._joined.add(event.rank)
+        self._joined |= self._ranks_of(event)
 
     def _rank_left(self, event: Event) -> None:
-        self._joined.discard(event.rank)
+        self._joined -= self._ranks_of(event)
+
+    def _ranks_of(self, joined_or_left: Event) -> set[int | None]:
+        """The ranks of an agent; of that of a node, if each node has as many as that of rank 0."""
+        agent = joined_or_left.rank
+        count = self._ranks_per_node
+        if agent is None or not count:
+            return {agent}
+        return set(range(agent * count, (agent + 1) * count))
 
     def _all_joined(self, _event: Event) -> None:
         self._phase = "starting"

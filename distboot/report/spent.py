@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..base.units import duration
-from ..rendezvous.events import GROUP, Event
+from ..rendezvous.events import GROUP, Event, size_of
 
 _LEAST_OF_GOODPUT = 60.0  # seconds of a job that says what they were spent on
 # Kinds of a root cause that are failures; any other is an order to stop
@@ -117,7 +117,7 @@ class RoundTime:
 
     def _begun(self, event: Event) -> None:
         self.begun = event.time
-        self.world_size = self.world_size or event.details["world_size"]
+        self.world_size = self.world_size or size_of(event)
 
     def _started(self, event: Event) -> None:
         self._registered.setdefault(event.rank, event.time)

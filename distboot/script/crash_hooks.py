@@ -96,9 +96,8 @@ def install(pipe: int, *, term: bool = False) -> None:
     atexit.register(_at_exit)
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
-    if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
-        _enables_dumps = True
-    if _enables_dumps:
+    _enables_dumps |= not faulthandler.is_enabled()
+    if _enables_dumps:  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
     if term:
         _register_term()
@@ -168,8 +167,7 @@ def _report(error: BaseException, trace: TracebackType | None) -> Description | 
         emit(INTERRUPT)
     else:
         found = describe(error, trace, _clean)
-        if _has_closed:
-            found.is_secondary = False
+        found.is_secondary &= not _has_closed
         _emit_description(found)
     _reported = error
     return found
@@ -314,7 +312,7 @@ def _follow_term() -> None:
         finally:
             _register_term()
 
-    signal.signal = set_handler  # type: ignore[assignment]
+    signal.signal = set_handler
 
 
 def _can_be_set(handler: object) -> bool:

@@ -118,7 +118,9 @@ def test_each_line_about_ctrl_c_is_json(clean_env: dict[str, str], mode: Mode) -
     assert code == 130
     said = rest.replace("^C", "")  # by the terminal
     lines = [json.loads(line) for line in said.splitlines() if line.strip()]
-    told = [line["rank"] for line in lines if line["message"] == "interrupted in <module> (<string>:1)"]
+    told = [
+        line["rank"] for line in lines if line["message"] == "interrupted in <module> (<string>:1)"
+    ]
     assert sorted(told) == [0, 1]
 
 

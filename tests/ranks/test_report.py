@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -155,6 +156,24 @@ def test_job_that_fails_to_meet_lists_ranks(start: Start, way: str) -> None:
     assert report["headline"].startswith("The job did not start: 3 of 4 ranks joined within")
     _in_order(report["ranks"][1]["steps"], BEGIN[:3])
     assert report["ranks"][3]["steps"] == {}
+
+
+def test_ranks_of_a_missing_node_are_missing(distboot: Run, tmp_path: Path, port: int) -> None:
+    done = distboot(
+        *("run", "--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2"),
+        *("--master-addr", "127.0.0.1", "--report", "job.json", "--", "true"),
+        env={"MASTER_PORT": str(port), "DISTBOOT_JOIN_TIMEOUT": "1", "DISTBOOT_METRICS": "job.prom"},
+    )
+    assert done.returncode == 75
+    report = json.loads((tmp_path / "job.json").read_text())
+    again = distboot("report", "job.jsonl", "--json")
+    for found in (report, json.loads(again.stdout)):
+        assert (found["world_size"], found["first_failure"]["ranks"]) == (4, [2, 3])
+        states = [(rank["rank"], rank["node_rank"], rank["state"]) for rank in found["ranks"]]
+        assert states == [(0, 0, "joined"), (1, 0, "joined"), (2, 1, "missing"), (3, 1, "missing")]
+    metrics = (tmp_path / "job.prom").read_text()
+    counts = re.findall(r'distboot_ranks\{state="(\w+)"\} ([0-9]+)', metrics)
+    assert counts[:3] == [("expected", "4"), ("joined", "2"), ("missing", "2")]
 
 
 def test_rank_that_is_not_ready_is_distinguished() -> None:

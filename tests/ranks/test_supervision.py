@@ -217,7 +217,7 @@ def test_rank_0_without_files_says_so(run_ranks: RunRanks, files: int) -> None:
     assert "OSError" not in first.err
 
 
-def test_rank_that_comes_later_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
+def test_later_rank_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
     command = (
         'test $RANK = 1 && { sleep 1.5; set -- "$0" true; } || set -- "$0" no-such-command; '
         'exec "$1" -m distboot run -- "$2"'
@@ -246,9 +246,7 @@ ctx.barrier()
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot", "run")], ids=["init", "wrapper"])
-def test_error_after_the_end_of_the_context_is_its_own(
-    run_ranks: RunRanks, before: tuple[str, ...]
-) -> None:
+def test_error_after_close_is_its_own(run_ranks: RunRanks, before: tuple[str, ...]) -> None:
     script = """
 import os, distboot
 with distboot.init("none", join_timeout=60) as ctx:
@@ -259,7 +257,9 @@ if ctx.rank == 1:
     first, second = run_ranks(script, before=[sys.executable, *before])
     assert second.code == 1
     assert "ConnectionRefusedError" in second.err
-    assert "rank 1 failed first: uncaught exception: ConnectionRefusedError" in first.err + second.err
+    assert (
+        "rank 1 failed first: uncaught exception: ConnectionRefusedError" in first.err + second.err
+    )
 
 
 @pytest.mark.parametrize(
