@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError
+from ..base.text import short_repr
 from . import inherited
 from .detect import detect
 from .parse import is_loopback
@@ -72,6 +73,15 @@ def _other_hosts(
         if other is not None:
             others.append(other)
     return others
+
+
+def other_rank_0(environ: Mapping[str, str]) -> str:
+    """For people: the address of rank 0, if that is another host; empty: there is none."""
+    for sign in _other_hosts(environ, _look_up, _is_own):
+        name = sign.variables[0]
+        value = short_repr(sign.values[0])
+        return f"{sign.meaning} ({name}={value})"
+    return ""
 
 
 def refuse_not_alone(environ: Mapping[str, str]) -> None:

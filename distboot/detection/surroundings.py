@@ -47,7 +47,39 @@ def unused(
         if outer is not None:
             return outer
     texts = _texts(placement, environ, read)
-    return allocation.unused(placement, environ, texts)
+    found = allocation.unused(
+        placement,
+        environ,
+        texts,
+    )
+    if found is not None:
+        return found
+    if named:
+        return None
+    return _elsewhere(placement, environ)
+
+
+def _elsewhere(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
+    """The host of rank 0, where that is another one than the one host of this job.
+
+    It does not prove that there are others: a Service before the one pod of a job has such an
+    address, too.
+    """
+    is_by_hand = LAUNCHERS[placement.launcher].compared_with_signs
+    is_one_by_hand = is_by_hand and placement.world_size == 1
+    is_one_of_ours = placement.launcher == WRAPPER and placement.num_nodes == 1
+    if not is_one_by_hand and not is_one_of_ours:
+        return None
+    from .here import other_rank_0  # here, as most jobs have several hosts
+
+    address = other_rank_0(environ)
+    if not address:
+        return None
+    return Unused(
+        address,
+        "set RANK and WORLD_SIZE in every process if there are others; "
+        "or unset the variable, or set DISTBOOT_LAUNCHER=none, if there are none",
+    )
 
 
 def _texts(

@@ -79,6 +79,24 @@ def test_tasks_and_hosts_of_batch_systems(
     assert _found(environ, **files) == found
 
 
+@pytest.mark.parametrize(
+    ("environ", "is_named"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}, True),
+        ({"MASTER_ADDR": os.uname().nodename}, False),
+        ({"MASTER_ADDR": "127.0.0.1"}, False),
+        ({"WORLD_SIZE": "2"}, False),
+        ({"DISTBOOT_LAUNCHER": "torch"}, False),
+    ],
+)
+def test_rank_0_on_another_host_is_named(environ: dict[str, str], is_named: bool) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "192.0.2.7", "MASTER_PORT": "29500"}
+    found = surroundings.unused(detect({**job, **environ}), {**job, **environ})
+    said = "the address of rank 0 is not an address of this host (MASTER_ADDR='192.0.2.7')"
+    assert (found and found.found) == (said if is_named else None)
+
+
 def test_captures_of_launchers_are_not_warned_of() -> None:
     warned = set()
     for capture in ALL:

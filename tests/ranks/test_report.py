@@ -162,7 +162,11 @@ def test_ranks_of_a_missing_node_are_missing(distboot: Run, tmp_path: Path, port
     done = distboot(
         *("run", "--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2"),
         *("--master-addr", "127.0.0.1", "--report", "job.json", "--", "true"),
-        env={"MASTER_PORT": str(port), "DISTBOOT_JOIN_TIMEOUT": "1", "DISTBOOT_METRICS": "job.prom"},
+        env={
+            "MASTER_PORT": str(port),
+            "DISTBOOT_JOIN_TIMEOUT": "1",
+            "DISTBOOT_METRICS": "job.prom",
+        },
     )
     assert done.returncode == 75
     report = json.loads((tmp_path / "job.json").read_text())
