@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
-from .shell_text import CONDITION, commands_in, shell_text
+from .shell_text import commands_in, shell_text
 from .target import Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
@@ -33,6 +33,7 @@ _LAUNCHER_MODULES = {
     "horovod.runner.launch": "horovodrun",
     "accelerate.commands.launch": "accelerate",
 }
+_ONLY_TELLS = pattern(r"--help|-h|--version|-V")  # and starts no job
 _HAS_PORT = pattern(r"\0--master[-_]port[=\0]")
 
 
@@ -74,7 +75,6 @@ class Nested(NamedTuple):
     is_told_of_nodes: bool
     is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
     start: int  # where its options begin in the command; not for one in a shell
-    is_certain: bool = True  # whether a shell that starts it does so in any case
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
@@ -122,13 +122,12 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     text = shell_text(command)
     if not text:
         return _nested_in(target._replace(words=command), environ, len(target.words))
-    is_certain = CONDITION.search(text) is None
     launchers = []
     for words in commands_in(text):
         inner = target._replace(words=_without_env(words))
         found = _nested_in(inner, environ)
         if found is not None:
-            launchers.append(found._replace(is_certain=is_certain))
+            launchers.append(found)
     launchers.sort(key=lambda one: not one.is_told_of_nodes)
     return next(iter(launchers), None)
 
@@ -138,6 +137,8 @@ def _nested_in(target: Target, environ: Mapping[str, str], end: int = 0) -> Nest
     # `python /usr/bin/torchrun` is torchrun, too
     name, options = _launcher_in(target.of_python or target.words)
     if not name:
+        return None
+    if _ONLY_TELLS.fullmatch("\0".join(options)) is not None:
         return None
     # The options of the launcher, without those of the script
     own_options = itertools.takewhile(lambda word: not word.endswith(".py"), options)

@@ -226,7 +226,7 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
     if apart and placement.rank == 0:
         log_line(placement.who, escape_control(apart))
     _warn_of_hidden_hooks(launch, placement)
-    if apart and launch.nested is not None and launch.nested.is_certain:
+    if apart and launch.nested is not None:
         settings = settings._replace(apart=launch.nested.name)
     unused = launch.unused(with_ranks(placement, ranks))
     if unused is not None:

@@ -1,7 +1,7 @@
-"""The text of the shell script that a command runs, and the commands in that text.
+"""The text of the shell script that a command runs, and the commands that it runs in any case.
 
-A shell alone knows which of them it runs: what is below `if` counts, too. The text of a script that
-this one starts is not read.
+Only these count, as a warning about a command that is not run would be wrong. The commands of a
+function, and of a script that this one starts, do not count.
 """
 
 from __future__ import annotations
@@ -25,22 +25,30 @@ SHEBANG = pattern(
 _OPTIONS = r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]+\0)*?"
 _AFTER_C = pattern(rf"{_OPTIONS}-[a-z]*c\0([^\0]*)")
 _FILE = pattern(rf"{_OPTIONS}([^-\0][^\0]*)")
-# What ends a command, a comment included, or a word with what is quoted in it
+# A text for a command, whose lines are no commands: <<EOF … EOF
+_HERE_DOCUMENT = pattern(
+    r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n)(?:.{0,3999}?\n)??[ \t]*\2(?=\n|\Z)", re.DOTALL
+)
+# A line that goes on, a comment, what ends a command, or a word with what is quoted in it
 _PARTS = pattern(
-    r"(?P<end>#[^\n]*|[;&|()\n]+)"
+    r"\\\n|#[^\n]*"
+    r"|(?P<end>[;&|()\n]+)"
     r"|(?P<word>(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\[^\n]|[^\s;&|()'\"\\])+)",
     re.DOTALL,
 )
 _QUOTES = pattern(r"'([^']*)'|\"((?:\\.|[^\"\\])*)\"|\\(.)", re.DOTALL)
-_LINE_GOES_ON = "\\\n"
 # Words before a command that are not its program: some of the shell's, and assignments
-_BEFORE = pattern(
-    r"exec|command|time|nohup|eval|!|\{|if|then|elif|else|while|until|do|[A-Za-z_]\w*\+?=.*",
-    re.DOTALL,
-)
-# What is run only if something holds
-CONDITION = pattern(r"(?<![^\s;&|()])(?:if|case|while|until|for)\s|\|\|")
+_BEFORE = pattern(r"exec|command|time|nohup|eval|!|[A-Za-z_]\w*\+?=.*", re.DOTALL)
+# First words that open what is run only if something holds, or is called, and those that close it
+_DEPTHS = {
+    **dict.fromkeys(("if", "case", "for", "while", "until", "select", "{"), 1),
+    **dict.fromkeys(("fi", "esac", "done", "}"), -1),
+}
+_TESTS = ("[", "[[", "test")
+# A command after which the shell runs no other one; `exec >log` is none
+_END = pattern(r"(?:exit|return|exec\0(?![0-9]*[<>])[^\0])", re.DOTALL)
 _LONGEST = 1 << 20  # bytes of a script that are read
+_LOOKED_AT = 1 << 15  # characters of a shell script
 
 
 def shell_text(command: list[str]) -> str:
@@ -74,16 +82,45 @@ def beginning(path: str) -> str:
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """The words of each command in the text of a shell script, without quotes."""
-    found: list[list[str]] = [[]]
-    for part in _PARTS.finditer(text.replace(_LINE_GOES_ON, " ")):
-        if part["end"]:
-            found.append([])
+    """The words, without quotes, of each command that a shell script runs in any case."""
+    found = []
+    depth = 0
+    brackets = 0
+    previous = ""
+    for operator, words in _split(text):
+        first = words[0]
+        brackets = max(brackets + operator.count("(") - operator.count(")"), 0)
+        opened = words[1:].count("{")  # function train {
+        depth = max(depth + _DEPTHS.get(first, 0) + opened, 0)
+        is_after_test = "&&" in operator and previous in _TESTS
+        is_alternative = "||" in operator
+        previous = first
+        if any((depth, brackets, is_after_test, is_alternative)):
             continue
-        word = _QUOTES.sub(_unquoted, part["word"])
-        found[-1].append(word)
-    commands = map(_from_its_program, found)
-    return list(filter(None, commands))
+        found.append(_from_its_program(words))
+        if _END.match("\0".join(words)) is not None:
+            break
+    return list(filter(None, found))
+
+
+def _split(text: str) -> list[tuple[str, list[str]]]:
+    """The words of each command, and the operators before it."""
+    found: list[tuple[str, list[str]]] = []
+    operator = ""
+    words: list[str] = []
+    without_texts = _HERE_DOCUMENT.sub(r"\3", text[:_LOOKED_AT])
+    for part in _PARTS.finditer(f"{without_texts}\n"):
+        if part["word"]:
+            word = _QUOTES.sub(_unquoted, part["word"])
+            words.append(word)
+        elif part["end"]:
+            is_name = len(words) == 1 and part["end"].startswith("(")  # of a function, an array
+            if words and not is_name:
+                found.append((operator, words))
+                operator = ""
+            operator += part["end"]
+            words = []
+    return found
 
 
 def _from_its_program(words: list[str]) -> list[str]:
