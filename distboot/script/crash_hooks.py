@@ -239,8 +239,10 @@ def note_context(*, is_closed: bool) -> None:
     """A context begins or is closed. After that no peer is the reason for an exception."""
     global _has_closed  # noqa: PLW0603 - as a process has one excepthook
     _has_closed = is_closed
-    if _WRAPPERS in sys.modules:
-        sys.modules[_WRAPPERS].note_context(is_closed=is_closed)
+    # The wrapper may be one of an older distboot
+    note = getattr(sys.modules.get(_WRAPPERS), "note_context", None)
+    if note is not None:
+        note(is_closed=is_closed)
 
 
 def _of_error(text: str) -> Description:

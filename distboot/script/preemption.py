@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -65,7 +66,8 @@ _current: Preemption | None = None  # of the newest context
 # The signals that distboot handles, with the handlers that were there before
 _earlier: dict[int, Any] = {}
 _in_threads: set[int] = set()  # those of them that `stop_signals` handles
-_running: dict[int, FrameType | None] = {}  # where a handler of the script runs for one of them
+# Where a handler of the script runs for one of them
+_running: list[tuple[int, FrameType | None]] = []
 _held = threading.local()  # the signal mask of a thread that forks
 # Whether one of them has arrived in this process, in this context or an earlier one
 _was_signalled = False
@@ -155,7 +157,8 @@ class Preemption:
         """From now on ask no other rank: the context is closed."""
         self._agent = None
         self._over.set()
-        crash_hooks.note_context(is_closed=True)
+        # An exception that leaves the block of a context closes it, and may be about a peer
+        crash_hooks.note_context(is_closed=sys.exc_info()[0] is None)
         page = blank_page()
         page[READS] = self._page[READS]
         page[ASKED] = self._page[ASKED]
@@ -240,6 +243,7 @@ def _forget() -> None:
     """In a fork, which is not the rank: it reads for itself, and signals have their earlier effect."""
     assert _current is not None
     _current.forget_parent()
+    _in_threads.clear()
     for number, before in _earlier.items():
         if _is_ours(number):
             signal.signal(number, before)
@@ -261,17 +265,18 @@ def _handle(number: int) -> None:
 
 
 def _receive_in_handler(number: int, frame: FrameType | None) -> None:
-    if number in _running and frame in (_running[number], None):
-        return  # the script's handler calls the one that was there before, which is this
+    is_called_by_handler = (number, frame) in _running
+    if is_called_by_handler:  # of the script, which calls the one that was there before: this
+        return
     before = _earlier[number]
     _receive(number)
     if not _is_of_script(before):
         return
-    _running[number] = frame
+    _running.append((number, frame))
     try:
         before(number, frame)
     finally:
-        _running.pop(number, None)
+        _running.pop()
 
 
 def _is_of_script(handler: object) -> bool:
@@ -285,9 +290,12 @@ def _is_handled(number: int) -> bool:
     """Whether distboot handles a signal since an earlier context, and the script has not changed that."""
     if _is_ours(number):
         return True
-    if number == signal.SIGTERM:
-        return crash_hooks.term_is_held
-    return number in _in_threads
+    is_lost = number == signal.SIGTERM and not crash_hooks.term_is_held
+    if is_lost or number not in _in_threads:
+        return False
+    from . import stop_signals  # here, as most scripts call `init` in the main thread
+
+    return stop_signals.is_caught(number)
 
 
 def _is_ours(number: int) -> bool:

@@ -40,6 +40,9 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
     os.set_blocking(writing, False)
     if not _files:
         os.register_at_fork(after_in_child=_forget)
+    if number in _files:  # the script has set its default effect since: let that thread end
+        faulthandler.unregister(number)
+        os.close(_files[number])
     _files[number] = out_of_the_way(writing)
     faulthandler.register(number, _files[number], all_threads=False, chain=chain)
     if number == signal.SIGTERM:
@@ -47,6 +50,16 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
     name = signal.Signals(number).name
     read = partial(_read, out_of_the_way(reading), receive)
     start_without_signals(f"distboot-{name}", read)
+
+
+def is_caught(number: int) -> bool:
+    """Whether a handler runs when this signal arrives: ours, or one of the script in its place."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            name, _, mask = line.partition(":")
+            if name == "SigCgt":  # proc(5)
+                return bool(int(mask, 16) >> (number - 1) & 1)
+    return True
 
 
 def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:

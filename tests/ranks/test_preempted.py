@@ -188,6 +188,32 @@ signal.signal(signalnum=signal.SIGTERM, handler=signal.SIG_IGN)
         assert rank.code == 0, rank.err
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_signal_counts_in_a_thread_after_a_reset(run_ranks: RunRanks, ranks: int) -> None:
+    script = """
+import os, signal, threading, time, distboot
+def train():
+    with distboot.init("none") as ctx:
+        assert not ctx.preempted
+        ctx.barrier()
+        if last:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not ctx.preempted:
+                time.sleep(0.01)
+            ctx.barrier()
+            saved.append(1)
+saved = []
+for last in (False, True):
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+assert saved
+"""
+    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
+        assert rank.code == 0, rank.err
+
+
 @pytest.mark.parametrize("shield", ["0", ""])
 def test_signal_ends_a_fork_as_ever(run_ranks: RunRanks, shield: str) -> None:
     script = """

@@ -219,7 +219,7 @@ def test_rank_0_without_files_says_so(run_ranks: RunRanks, files: int) -> None:
 
 def test_later_rank_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
     command = (
-        'test $RANK = 1 && { sleep 1.5; set -- "$0" true; } || set -- "$0" no-such-command; '
+        'test $RANK = 1 && { sleep 0.8; set -- "$0" true; } || set -- "$0" no-such-command; '
         'exec "$1" -m distboot run -- "$2"'
     )
     first, later = run_ranks("", before=["sh", "-c", command, sys.executable])
@@ -243,6 +243,36 @@ ctx.barrier()
     said = "".join(rank.err for rank in run_ranks(script))
     assert said.count(": killed by SIGSEGV\n  | Fatal Python error: ") == 1
     assert 'train.py", line 9 in <module>' in said
+
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot", "run")], ids=["init", "wrapper"])
+@pytest.mark.parametrize("way", ["with", "finally"])
+def test_error_that_closes_the_context_names_the_peer(
+    run_ranks: RunRanks, before: tuple[str, ...], way: str
+) -> None:
+    block = {
+        "with": "with distboot.init('none', join_timeout=60) as ctx:\n    train(ctx)",
+        "finally": (
+            "ctx = distboot.init('none', join_timeout=60)\n"
+            "try:\n    train(ctx)\nfinally:\n    ctx.close()"
+        ),
+    }
+    script = f"""
+import os, time, distboot
+def train(ctx):
+    ctx.barrier()
+    if ctx.rank == 1:
+        open("failing", "w").close()
+        time.sleep(0.3)
+        raise ValueError("the cause")
+    while not os.path.exists("failing"):
+        time.sleep(0.01)
+    raise ConnectionResetError(104, "Connection reset by peer")
+{block[way]}
+"""
+    said = "".join(rank.err for rank in run_ranks(script, before=[sys.executable, *before]))
+    assert "rank 1 failed first: uncaught exception: ValueError: the cause" in said
+    assert "rank 0 failed first" not in said
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot", "run")], ids=["init", "wrapper"])
