@@ -77,7 +77,7 @@ def _other_hosts(
 
 def other_rank_0(environ: Mapping[str, str]) -> str:
     """For people: the address of rank 0, if that is another host; empty: there is none."""
-    for sign in _other_hosts(environ, _look_up, _is_own):
+    for sign in _other_hosts(environ, _known_addresses, _is_own):
         name = sign.variables[0]
         value = short_repr(sign.values[0])
         return f"{sign.meaning} ({name}={value})"
@@ -132,6 +132,13 @@ def _look_up(name: str) -> list[str]:
         host = str(address[0])
         addresses.append(host)
     return addresses
+
+
+def _known_addresses(name: str) -> list[str]:
+    """The same; none if it does not resolve, which says nothing."""
+    with suppress(OSError):
+        return _look_up(name)
+    return []
 
 
 def _is_own(host: str) -> bool:

@@ -37,7 +37,10 @@ SUFFIX = ".jsonl"
 # What `met` leaves out of the members: values of a user's variables
 _NOT_WRITTEN: dict[str, list[str]] = {"shared": []}
 _agents = integer(1, 1 << 20)
-_BEGINNING = pattern(r'\Z|\{"time": [^\n]*"rank": [^\n]*"event": ')
+# Also of one that a full disk has cut, or a crash of the host has left empty
+_BEGINNING = pattern(
+    r'\Z|\0|\{"?t?i?m?e?"?:? ?\Z|\{"time": (?:[^\n]*\Z|[^\n]*"rank": [^\n]*"event": )'
+)
 FIRST: Kind = "rendezvous_started"
 HEARD: Kind = "heard"
 # Messages from which the end of a job may follow, so that it can be found again from a journal.

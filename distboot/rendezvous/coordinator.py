@@ -425,13 +425,21 @@ class Coordinator:
         self._broadcast(failure)
         self._failure = failure
         self._told = len(self._connections)
+        try:
+            self._linger()
+        except (KeyboardInterrupt, SystemExit):  # the signal would be all that is said
+            self._say(f"{error.message}: {error.hint}")
+            raise
+        self.close()
+
+    def _linger(self) -> None:
+        """Tell ranks that are a little late that the job cannot start."""
         end = min(self._deadline.end, time.monotonic() + _LINGER)
         while self._told < self._plan.own.world_size - 1:
             left = end - time.monotonic()
             if left <= 0:
                 break
             self.serve(left)
-        self.close()
 
     def _broadcast(self, message: object) -> None:
         broadcast = Broadcast(message)

@@ -74,9 +74,13 @@ def _why_no_journal(path: str) -> str | None:
     journal = path_beside(path)
     if not os.path.isfile(journal):
         return None
-    with open(journal, "rb") as file:
-        if is_journal(file.read(_FIRST_LINE)):
-            return None
+    try:
+        with open(journal, "rb") as file:
+            beginning = file.read(_FIRST_LINE)
+    except OSError:  # there will be no journal, which its writer says
+        return None
+    if is_journal(beginning):
+        return None
     name = short_repr(os.path.basename(journal))
     return f"the events of the job would replace what is in {name} beside it"
 

@@ -347,10 +347,12 @@ def test_data_beside_the_report_is_not_replaced(distboot: Run, tmp_path: Path) -
     assert "the events of the job would replace what is in 'train.jsonl'" in refused.stderr
     assert "name another file" in refused.stderr
     assert data.read_text() == '{"text": "one"}\n{"text": "two"}\n'
-    data.write_text("")
-    for _ in range(2):  # the second time over a journal
+    # The second time over a journal, and then over one that was cut
+    for before in ("", None, '{"time": 17', "\0" * 100):
+        if before is not None:
+            data.write_text(before)
         assert distboot(*command).returncode == 0
-    assert '"rendezvous_started"' in data.read_text()
+        assert '"rendezvous_started"' in data.read_text()
 
 
 def test_link_stays_and_pipe_needs_no_reader(tmp_path: Path) -> None:
