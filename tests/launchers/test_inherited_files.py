@@ -7,14 +7,15 @@ from conftest import Run
 from launched import MPICH, needs_mpich
 
 _INIT = """
-import ctypes
+import ctypes, sys
 mpi = ctypes.CDLL("libmpich.so.12", mode=ctypes.RTLD_GLOBAL)
 assert mpi.MPI_Init(None, None) == 0
 rank, size = ctypes.c_int(-1), ctypes.c_int(-1)
 world = 0x44000000  # MPI_COMM_WORLD of MPICH's ABI
 mpi.MPI_Comm_rank(world, ctypes.byref(rank))
 mpi.MPI_Comm_size(world, ctypes.byref(size))
-print("rank", rank.value, "of", size.value, flush=True)
+sys.stdout.write(f"rank {rank.value} of {size.value}\n")  # in one piece
+sys.stdout.flush()
 mpi.MPI_Finalize()
 """
 

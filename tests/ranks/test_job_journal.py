@@ -87,7 +87,8 @@ def test_journal_waits_for_the_job_before(
 ) -> None:
     (tmp_path / "train.py").write_text(WAITS)
     journal = tmp_path / "job.jsonl"
-    journal.write_text("earlier\n")
+    earlier_line = '{"time": 1.0, "rank": null, "event": "earlier", "details": {}}\n'
+    journal.write_text(earlier_line)
     started = tmp_path / "started"
     command = [sys.executable, "-m", "distboot", *TWO, "--report", "job.html", "train.py"]
     with journal.open() as earlier:
@@ -95,7 +96,7 @@ def test_journal_waits_for_the_job_before(
         job = subprocess.Popen(command, cwd=tmp_path, env=clean_env, start_new_session=True)
         try:
             until(lambda: started.exists() and started.read_text() == "xx")
-            assert journal.read_text() == "earlier\n"
+            assert journal.read_text() == earlier_line
             fcntl.flock(earlier, fcntl.LOCK_UN)
             until(lambda: "started" in journal.read_text())
         finally:
