@@ -1,4 +1,4 @@
-"""`detect_here`: what an environment proves on this very host, which no other module asks.
+"""`detect_here`: what an environment proves on this very host.
 
 `detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no
 launcher numbers the process, that decides whether it is alone: `init`, the wrapper and all commands

@@ -1,4 +1,4 @@
-"""What only this host can add to the environment: the files and the broker that its variables name.
+"""What only this host can add to the environment: the files, broker and host that its variables name.
 
 `detect` reads variables alone. `init`, the wrapper, `show` and `doctor` ask here, and nowhere else.
 """

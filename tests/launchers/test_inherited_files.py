@@ -14,7 +14,7 @@ rank, size = ctypes.c_int(-1), ctypes.c_int(-1)
 world = 0x44000000  # MPI_COMM_WORLD of MPICH's ABI
 mpi.MPI_Comm_rank(world, ctypes.byref(rank))
 mpi.MPI_Comm_size(world, ctypes.byref(size))
-sys.stdout.write(f"rank {rank.value} of {size.value}\n")  # in one piece
+sys.stdout.write(f"rank {rank.value} of {size.value}\\n")  # in one piece
 sys.stdout.flush()
 mpi.MPI_Finalize()
 """
