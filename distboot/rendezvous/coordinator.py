@@ -148,7 +148,7 @@ class Coordinator:
         self._has_met = False
         self.returns: TakesBack = _TakesNobodyBack()
         self._failure: Failed | None = None  # why the job cannot start, as all ranks are told
-        self._told = 0  # ranks that were sent the failure
+        self._told: set[int] = set()  # ranks that were sent the failure
         self._own_deadline = _Deadline(0.0, "")
         self._ends: dict[int, float] = {}  # of the join timeout of each rank that is connected
         self._deadline = self._own_deadline  # the first of all
@@ -318,7 +318,7 @@ class Coordinator:
             self._handle_resume(peer, message)
         elif self._failure is not None:
             self.pool.send(peer, peer.channel.sign(self._failure))
-            self._told += 1
+            self._told.add(message.rank)
         else:
             self._handle_report(peer, message)
 
@@ -424,7 +424,7 @@ class Coordinator:
         failure = Failed(as_problem(error))
         self._broadcast(failure)
         self._failure = failure
-        self._told = len(self._connections)
+        self._told = set(self._connections)
         try:
             self._linger()
         except (KeyboardInterrupt, SystemExit):  # the signal would be all that is said
@@ -435,7 +435,7 @@ class Coordinator:
     def _linger(self) -> None:
         """Tell ranks that are a little late that the job cannot start."""
         end = min(self._deadline.end, time.monotonic() + _LINGER)
-        while self._told < self._plan.own.world_size - 1:
+        while len(self._told) < self._plan.own.world_size - 1:
             left = end - time.monotonic()
             if left <= 0:
                 break

@@ -96,7 +96,7 @@ def test_bad_host_is_left_out_of_a_hostfile(hosts: Hosts, tmp_path: Path) -> Non
     folder = _folder(hosts, tmp_path)
     (folder / "bad-hosts").write_text(BAD)
     (folder / "hostfile").write_text("nodea slots=1\nnodeb slots=1\n")
-    script = _script("bad-hosts.md", "grep -v -w -F -f")
+    script = _script("bad-hosts.md", "hostfile.good")
     (folder / "job.sh").write_text(f"{MPIRUN_WITH_PATH}\n{script}")
     environ = {**MPI_ENV, "DISTBOOT_BAD_HOSTS_FILE": f"{folder}/bad-hosts"}
     done = hosts.run("head", ["bash", "-c", f"cd {folder} && bash job.sh"], environ, LIMIT)

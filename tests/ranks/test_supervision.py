@@ -208,7 +208,7 @@ def test_command_missing_on_one_rank_reaches_all(run_ranks: RunRanks, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("files", range(10, 20))
+@pytest.mark.parametrize("files", [12, 15, 16, 18])
 def test_rank_0_without_files_says_so(run_ranks: RunRanks, files: int) -> None:
     limit = f'test $RANK != 0 || ulimit -n {files}; exec "$0" "$@"'
     script = "import distboot\ndistboot.init('none', join_timeout=20)\n"
