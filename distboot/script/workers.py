@@ -134,7 +134,8 @@ def _running_shielded(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return bootstrap(process, *args, **more)
         finally:
-            # The thread stops before Python does
+            # The thread stops before Python does, which puts back the default effects
+            signal.signal(_TERM_TOO, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
 
     return bootstrap_shielded
@@ -188,7 +189,8 @@ def _reset_handlers() -> None:
         is_of_script = callable(signal.getsignal(number))
         if is_of_script:  # its handler is not for its workers
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(_TERM_TOO, signal.SIG_IGN)
+    # Not SIG_IGN: it would drop one that was sent while this process started (sigaction(2))
+    signal.signal(_TERM_TOO, lambda *_: None)
     signal.signal(_WAKE, lambda *_: None)
 
 

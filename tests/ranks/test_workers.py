@@ -88,6 +88,26 @@ if __name__ == "__main__":
     touch("ended-" + os.environ["RANK"], json.dumps([worker.exitcode for worker in workers]))
     end()
 """
+# Told by somebody else, and then by the script, while a worker still starts
+_STARTING = """
+if __name__ == "__main__":
+    begin()
+    context = mp.get_context(sys.argv[2])
+    codes = []
+    for _ in range(5):
+        process = context.Process(target=time.sleep, args=(3600,))
+        process.start()
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+        process.terminate()
+        os.kill(process.pid, signal.SIGCONT)
+        process.join(20)
+        codes.append(process.exitcode)
+        process.kill()
+    touch("ended-" + os.environ["RANK"], json.dumps(codes))
+    end()
+"""
 _LOADER = """
 import torch
 class Numbers(torch.utils.data.Dataset):
@@ -197,7 +217,6 @@ def still_there(job: Started, seconds: float) -> list[str]:
 def test_workers_go_on_until_the_script_ends_them(begin: Begin, method: str, way: str) -> None:
     job = begin(_WORKERS, way, method)
     tell_everybody(job)
-    # It has been seen, rarely and under load, that the script waits for a worker of the pool
     left = still_there(job, 25)
     assert not left, "\n".join(left)
     assert set(job.codes()) == {0}, job.output(0)
@@ -207,6 +226,13 @@ def test_workers_go_on_until_the_script_ends_them(begin: Begin, method: str, way
         assert len(pool) == 2
         assert {*pool} <= {0, -signal.SIGTERM}, "a pool also lets its workers end"
     until(lambda: not everybody(job))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_worker_that_still_starts_can_be_ended(begin: Begin, method: str) -> None:
+    job = begin(_STARTING, "wrapper", method, shield="1")
+    assert set(job.codes()) == {0}, job.output(0)
+    assert written(job, "ended") == [[-signal.SIGTERM] * 5]
 
 
 @pytest.mark.parametrize("way", WAYS)
