@@ -360,7 +360,7 @@ GROUPS = (
                 _IN_WORKER,
                 _SHIELD,
                 _WORKERS,
-                ("signal.signal", "signal 56"),
+                ("signal.signal", "signal 56", "signal 57"),
             ),
             Patch(
                 "`subprocess.Popen._execute_child`, `os.execv`, `os.execve`, `os.posix_spawn`,"
