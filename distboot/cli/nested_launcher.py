@@ -128,8 +128,11 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
         found = _nested_in(inner, environ)
         if found is not None:
             launchers.append(found)
-    launchers.sort(key=lambda one: not one.is_told_of_nodes)
-    return next(iter(launchers), None)
+    return max(
+        launchers,
+        key=lambda one: one.is_told_of_nodes,
+        default=None,
+    )
 
 
 def _nested_in(target: Target, environ: Mapping[str, str], end: int = 0) -> Nested | None:

@@ -47,8 +47,9 @@ _DEPTHS = {
 _TESTS = ("[", "[[", "test")
 # A command after which the shell runs no other one; `exec >log` is none
 _END = pattern(r"(?:exit|return|exec\0(?![0-9]*[<>])[^\0])", re.DOTALL)
-_LONGEST = 1 << 20  # bytes of a script that are read
-_LOOKED_AT = 1 << 15  # characters of a shell script
+_LONGEST = 1 << 20  # characters of a script that are read
+_LOOKED_AT = 1 << 15  # of a shell script
+_FIRST_LINES = 1 << 10  # for its #! line
 
 
 def shell_text(command: list[str]) -> str:
@@ -58,10 +59,10 @@ def shell_text(command: list[str]) -> str:
     """
     program = command[0]
     if os.path.basename(program) not in SHELLS:
-        text = beginning(program)
-        if SHEBANG.match(text) is None:
+        # Most are binary files, of which no more is read at each start
+        if SHEBANG.match(beginning(program, _FIRST_LINES)) is None:
             return ""
-        return text
+        return beginning(program, _LOOKED_AT)
     joined = "\0".join([*command, ""])
     given = _AFTER_C.search(joined)
     if given is not None:
@@ -69,15 +70,15 @@ def shell_text(command: list[str]) -> str:
     file = _FILE.search(joined)
     if file is None:
         return ""
-    return beginning(file[1])
+    return beginning(file[1], _LOOKED_AT)
 
 
-def beginning(path: str) -> str:
+def beginning(path: str, most: int = _LONGEST) -> str:
     """The beginning of a file; empty if it cannot be read, or is no regular file."""
     if not os.path.isfile(path):  # a pipe can be read only once
         return ""
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(_LONGEST)
+        return file.read(most)
     return ""
 
 
