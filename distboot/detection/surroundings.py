@@ -65,8 +65,9 @@ def _elsewhere(placement: Placement, environ: Mapping[str, str]) -> Unused | Non
     It does not prove that there are others: a Service before the one pod of a job has such an
     address, too.
     """
-    is_by_hand = LAUNCHERS[placement.launcher].compared_with_signs
-    is_one_by_hand = is_by_hand and placement.world_size == 1
+    # Where nothing has numbered it, `detect_here` has looked
+    is_one = placement.has_launcher and placement.world_size == 1
+    is_one_by_hand = is_one and LAUNCHERS[placement.launcher].compared_with_signs
     is_one_of_ours = placement.launcher == WRAPPER and placement.num_nodes == 1
     if not is_one_by_hand and not is_one_of_ours:
         return None

@@ -37,6 +37,11 @@ Path(f"stopped-{rank}").touch()
 BELOW = "import distboot\nctx = distboot.init('none', join_timeout=60)\n"
 
 
+def _all_end_well(run_ranks: RunRanks, script: str, ranks: int, **env: str) -> None:
+    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60", **env):
+        assert rank.code == 0, rank.err
+
+
 def stopped_at(job: Job) -> list[int]:
     """The read at which each rank was told to stop, once all have ended well."""
     assert job.codes() == [0] * job.ranks, "\n".join(map(job.output, range(job.ranks)))
@@ -145,18 +150,15 @@ for handler in (signal.SIG_DFL, lambda *_: runs.append(1), signal.SIG_DFL):
         assert not ctx.preempted
         ctx.barrier()
     signal.signal(signal.SIGTERM, handler)
-own = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGTERM, lambda number, frame: (runs.append(2), before(number, frame)))
 with distboot.init("none") as ctx:
-    before = signal.getsignal(signal.SIGTERM)
     assert not ctx.preempted
     before = signal.getsignal(signal.SIGTERM)  # ours, which calls the script's, which calls ours
     ctx.barrier()
     os.kill(os.getpid(), signal.SIGTERM)
     assert ctx.preempted and runs == [2]
 """
-    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
-        assert rank.code == 0, rank.err
+    _all_end_well(run_ranks, script, ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -184,8 +186,7 @@ assert saved
 signal.signal(signalnum=signal.SIGUSR1, handler=signal.SIG_IGN)
 signal.signal(signalnum=signal.SIGTERM, handler=signal.SIG_IGN)
 """
-    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
-        assert rank.code == 0, rank.err
+    _all_end_well(run_ranks, script, ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -210,8 +211,7 @@ for last in (False, True):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 assert saved
 """
-    for rank in run_ranks(script, places=[{}] * ranks, DISTBOOT_JOIN_TIMEOUT="60"):
-        assert rank.code == 0, rank.err
+    _all_end_well(run_ranks, script, ranks)
 
 
 @pytest.mark.parametrize("shield", ["0", ""])
@@ -270,10 +270,7 @@ assert ctx.preempted and ctx.preempted
 ctx.close()
 assert ctx.preempted
 """
-    for rank in run_ranks(
-        script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"
-    ):
-        assert rank.code == 0, rank.err
+    _all_end_well(run_ranks, script % ask, ranks, DISTBOOT_STOP_SIGNALS="USR2")
 
 
 def test_frozen_agent_is_left_behind_and_named(start_init: Start) -> None:
