@@ -6,6 +6,8 @@ import itertools
 import os
 import socket
 import stat
+import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -420,6 +422,31 @@ def test_link_is_measured(server: link_probe.LinkServer) -> None:
     assert found.problem == ""
     assert 0 < found.round_trip < 1
     assert found.rate > 1e6
+
+
+def test_busy_neighbor_is_asked_until_it_is_quick() -> None:
+    token = "a" * 32
+    pings = []
+
+    def busy_for_six_answers(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(len(token), socket.MSG_WAITALL)
+            while (ping := connection.recv(8, socket.MSG_WAITALL)) == bytes(8):
+                pings.append(ping)
+                threading.Event().wait(0.02 if len(pings) <= 6 else 0)
+                connection.sendall(ping)
+            while connection.recv(1 << 18):
+                pass
+            connection.sendall(struct.pack("!QQ", 1, 1))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        neighbor = threading.Thread(target=busy_for_six_answers, args=(listener,))
+        neighbor.start()
+        found = link_probe.probe(Probe(1, "", listener.getsockname()[1], token), "127.0.0.1")
+        neighbor.join()
+    assert found.problem == ""
+    assert len(pings) > 6
 
 
 def test_stranger_is_not_answered(server: link_probe.LinkServer) -> None:
