@@ -20,7 +20,7 @@ from .allocation import Unused
 from .env_reader import variable
 from .launchers import Launcher
 from .order import LAUNCHERS, present
-from .placement import VARIABLES, Placement
+from .placement import VARIABLES, WRAPPER, Placement
 from .readings import Environment, claimed
 from .signs import Sign, signs
 
@@ -35,7 +35,7 @@ _NODE = pattern(
 )
 # Platforms set it, and few launchers do
 _OF_NODES = {VARIABLES["node_rank"]}
-_numbers_nodes = attrgetter("nodes")
+_is_compared = attrgetter("compared_with_nodes")
 
 
 def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
@@ -62,10 +62,13 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
 def _further_out(own: Launcher, environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers each of whose processes may have started a job."""
     launchers = present(environ)
-    found = launchers[launchers.index(own) + 1 :]
-    if own.uses_daemons:  # which the processes of others may be
-        return list(filter(_numbers_nodes, found))
-    return found
+    is_present = own in launchers  # the wrapper's own variables are those of its ranks
+    inner = launchers.index(own) + 1 if is_present else 0
+    found = launchers[inner:]
+    if own.told_ranks_per_node:
+        return found
+    # Its processes may be the daemons of the others, or the ranks of a shell that numbers them.
+    return list(filter(_is_compared, found))
 
 
 def _is_of_nodes(sign: Sign) -> bool:
@@ -100,10 +103,17 @@ def _described(other: Launcher, theirs: Placement, environ: Mapping[str, str]) -
 
 
 def _unused(own: Launcher, text: str, jobs: str) -> Unused:
+    command = own.command or own.name
+    several = f"if each of them starts {command}, these are {jobs} that train separately"
+    if own.name == WRAPPER:
+        return Unused(
+            text,
+            f"{several}: add --nnodes, --node-rank and --master-addr; "
+            "or set DISTBOOT_LAUNCHER=none if they are meant to be separate",
+        )
     return Unused(
         text,
-        f"if each of them starts {own.name}, these are {jobs} that train separately: "
-        f"tell {own.name} of the other nodes, or leave it out "
+        f"{several}: tell {command} of the other nodes, or leave it out "
         "(python -m distboot --nproc-per-node N train.py … in its place); "
         f"or set DISTBOOT_LAUNCHER={own.name} if they are meant to be separate",
     )

@@ -40,7 +40,9 @@ def unused(
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
     if named in (OFF, NO_LAUNCHER):
         return None
-    if not named and LAUNCHERS[placement.launcher].is_told_of_nodes:
+    is_wrapper = placement.launcher == WRAPPER
+    is_told_of_nodes = is_wrapper or LAUNCHERS[placement.launcher].is_told_of_nodes
+    if is_told_of_nodes and not named:
         from .separate_jobs import outer_processes  # here, as others know the nodes themselves
 
         outer = outer_processes(placement, environ)

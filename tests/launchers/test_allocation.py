@@ -118,6 +118,7 @@ SKYPILOT = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}
 TORCHRUN = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=1, per_node=2)
 OF_2_NODES = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=2, per_node=2)
 DEEPSPEED = sample_of(LAUNCHERS["deepspeed"], rank=1, nodes=1, per_node=2)
+ONE_TASK = sample_of(LAUNCHERS["slurm"], rank=0, nodes=1, per_node=1) | {"SLURM_JOB_NUM_NODES": "2"}
 
 
 def _outer(name: str, nodes: int = 2) -> dict[str, str]:
@@ -157,6 +158,18 @@ def _of_one_node(name: str) -> dict[str, str]:
         ),
         (SKYPILOT | sample_of(LAUNCHERS["openmpi"], rank=1, nodes=2, per_node=2), ""),
         (SKYPILOT | sample_of(LAUNCHERS["mpich"], rank=1, nodes=2, per_node=2), ""),
+        (
+            {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"} | _of_one_node("openmpi"),
+            "jax has 2 processes (JAX_NUM_PROCESSES='2')",
+        ),
+        # A shell that starts a step of srun on each node
+        (SKYPILOT | ONE_TASK, "skypilot has 2 nodes (SKYPILOT_NUM_NODES='2')"),
+        ({"NODE_RANK": "1", "NUM_NODES": "2"} | ONE_TASK, "nodes has 2 nodes (NUM_NODES='2')"),
+        (
+            {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"} | ONE_TASK,
+            "the environment shows other nodes (ACME_NODE_RANK='1', ACME_NUM_NODES='2')",
+        ),
+        (ONE_TASK, ""),
         (_outer("slurm") | _of_one_node("openmpi"), ""),
         # jsrun sets some of Open MPI's variables
         (_of_one_node("lsf") | {"OMPI_COMM_WORLD_NODE_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ""),
@@ -185,6 +198,19 @@ def _of_one_node(name: str) -> dict[str, str]:
 def test_jobs_that_each_process_starts(environ: dict[str, str], found: str) -> None:
     unused = surroundings.unused(detect(environ), environ)
     assert ("" if unused is None else unused.found) == found
+
+
+def test_ranks_of_the_wrapper_in_a_step_of_one_task(run: Run) -> None:
+    here = {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURMD_NODENAME": "127.0.0.1"}
+    environ = {**ONE_TASK, **here, "NODE_RANK": "1", "NUM_NODES": "2"}
+    wrapper = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "train.py"]
+    ended = run(*wrapper, train=JOB, env=environ)
+    assert sorted(ended.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert "the 2 ranks are on 1 host, but nodes has 2 nodes (NUM_NODES='2')" in ended.stderr
+    assert "add --nnodes, --node-rank and --master-addr" in ended.stderr
+    alone = run(*wrapper, train=JOB, env={**environ, "DISTBOOT_LAUNCHER": "none"})
+    assert sorted(alone.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert "warning" not in alone.stderr
 
 
 @needs_mpirun
