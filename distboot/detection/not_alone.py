@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
-from ..base.text import short_repr
+from ..base.text import digits, short_repr
 from . import signs
-from .placement import Placement
+from .parse import parse_address
+from .placement import VARIABLES, Placement
 from .signs import MALFORMED, Sign
 
+_ADDRESS = "<host of node 0>"
 _MOST = 20  # signs in one message
 _WRAPPER = "python -m distboot run --nproc-per-node auto -- python train.py"
 
@@ -24,12 +26,15 @@ def refuse_other_node(
     index, count = sign.variables
     number, nodes = map(short_repr, sign.values)
     name = placement.launcher
+    typed = f"${count}"
+    if signs.counts_processes(count):
+        typed = "<nodes>"
     raise DistbootError(
         "conflicting-launchers",
         f"{name} says node {placement.rank} of {placement.world_size} "
         f"({placement.sources['rank']}), but {index}={number} and {count}={nodes} disagree",
         f"DISTBOOT_LAUNCHER={name} if {index} and {count} are about something else; "
-        f"if they are right, set NODE_RANK=${index} NUM_NODES=${count} DISTBOOT_LAUNCHER=nodes, "
+        f"if they are right, set NODE_RANK=${index} NUM_NODES={typed} DISTBOOT_LAUNCHER=nodes, "
         "and MASTER_ADDR to the host of node 0",
     ).of(UNKNOWN_RANK)
 
@@ -45,7 +50,7 @@ def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
     lines = [f"{claim} its environment says that there are others:", *map(str, found[:_MOST])]
     if len(found) > _MOST:
         lines.append(f"and {len(found) - _MOST} more")
-    error = DistbootError("not-alone", "\n  ".join(lines), _remedy(found))
+    error = DistbootError("not-alone", "\n  ".join(lines), _remedy(found, placement))
     return error.of(UNKNOWN_RANK)
 
 
@@ -59,14 +64,16 @@ def _malformed(found: Sequence[Sign]) -> DistbootError:
     ).of(UNKNOWN_RANK)
 
 
-def _remedy(found: Sequence[Sign]) -> str:
+def _remedy(found: Sequence[Sign], placement: Placement) -> str:
     index, count = _index_and_count(found)
-    address = "<host of node 0>"
+    address = _ADDRESS
     for sign in found:
         if sign.host:
             address = _address(sign)
             break
     numbers = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
+    if placement.sources["rank"] == VARIABLES["rank"]:
+        numbers = f"env -u RANK -u WORLD_SIZE {numbers}"
     return (
         f"with one process per node: {numbers} {_WRAPPER}; "
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "
@@ -80,12 +87,21 @@ def _index_and_count(found: Sequence[Sign]) -> tuple[str, str]:
     values = {sign.values for sign in pairs}
     if len(values) != 1:
         return "<number of this node>", "<nodes>"
+    number, nodes = map(digits, pairs[0].values)
     index, count = pairs[0].variables
+    is_of_node = number is not None and nodes is not None and number < nodes
+    if signs.counts_processes(count) or not is_of_node:
+        return "<number of this node>", "<nodes>"
     return f"${index}", f"${count}"
 
 
 def _address(sign: Sign) -> str:
     """What to type for MASTER_ADDR; a URL is not a valid address."""
-    if "://" in sign.values[0]:
-        return sign.host
-    return f"${sign.variables[0]}"
+    is_address = "://" not in sign.values[0]
+    if is_address:
+        return f"${sign.variables[0]}"
+    try:
+        parse_address(sign.host)
+    except ValueError:
+        return _ADDRESS
+    return sign.host

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..base.patterns import pattern
@@ -59,6 +60,8 @@ _KINDS = (
     *("RANK", "INDEX", "IDX", "ID", "NUMBER", "ORDINAL", "NODEID", "NODENUM", "PROCNO", "PROCID"),
     *("RANKID", "NO"),
 )
+_NODES = ("NODE_", "HOST_", "MACHINE_", "POD_", "VM_", "INSTANCE_")  # each may have several ranks
+_COUNT_OF_PROCESSES = pattern(r"\w*(WORLD(_?SIZE)?|RANKS?(_\w+)?|PROC(ES)?S?(ES)?(_\w+)?)")
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
 _INDEX = pattern(
@@ -239,13 +242,16 @@ def other_nodes(
         is_compared = prefix != "" and family not in families
         if not is_compared:
             continue
-        contradicts = _contradicts(index, sign.values, placement)
+        of_processes = counts_processes(sign.variables[1])
+        contradicts = _contradicts(index, sign.values, of_processes, placement)
         if contradicts:
             return sign
     return None
 
 
-def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placement) -> bool:
+def _contradicts(
+    index: re.Match[str], values: Sequence[str], of_processes: bool, placement: Placement
+) -> bool:
     """Whether an index and a count are not those of this node, nor of a process on it."""
     number, count = map(digits, values)
     own = placement.rank
@@ -261,6 +267,8 @@ def _contradicts(index: re.Match[str], values: Sequence[str], placement: Placeme
         possible = [own]
     same_index = number in possible
     same_count = count == nodes
+    if of_processes:
+        same_count = count % nodes == 0
     is_same = same_index and same_count
     return not is_same
 
@@ -321,8 +329,21 @@ def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | 
     with_noun = counts.get(prefix + noun, none)
     beside = counts.get(prefix, with_noun)
     others = [name for name in beside.others[:1] if _may_count(index, name)]
-    found = [*beside.with_noun, *others, None]
+    # That of the same things before any other, wherever it is in the environment
+    of_same = partial(_counts_others, index)
+    found = [*sorted(beside.with_noun, key=of_same), *others, None]
     return found[0]
+
+
+def _counts_others(index: re.Match[str], count: str) -> bool:
+    """Whether a count is one of processes beside an index of nodes, or the other way around."""
+    of_node = index["noun"] in _NODES
+    return counts_processes(count) == of_node
+
+
+def counts_processes(name: str) -> bool:
+    """Whether a count is one of processes, of which a node may have several."""
+    return _COUNT_OF_PROCESSES.fullmatch(name.upper()) is not None
 
 
 def _may_count(index: re.Match[str], count: str) -> bool:
@@ -382,15 +403,20 @@ def _significant(text: str) -> str:
 
 
 def _has_several_hosts(text: str) -> bool:
-    hosts = set()
+    names = set()
+    of_ipv6 = set()  # beside those of IPv4: a pod of Kubernetes has one of each in its POD_IPS
     beginning = text[:_LONGEST]
     words = re.split(r"[\s,;]+", beginning)
     for word in filter(None, words):
         host = _host_of(word)
-        is_here = is_loopback(host)
-        if not is_here:
-            hosts.add(host)
-    return len(hosts) > 1
+        if is_loopback(host):
+            continue
+        if ":" in host:
+            of_ipv6.add(host)
+        else:
+            names.add(host)
+    count = max(len(names), len(of_ipv6))
+    return count > 1
 
 
 class _Kind(NamedTuple):
@@ -435,8 +461,8 @@ def _signs_of_one(name: str, value: str) -> list[Sign]:
 
 
 def _host_of(text: str) -> str:
-    """The host in an address or URL; the text itself if it is neither."""
-    text = text.rpartition("://")[2]
+    """The host in an address or URL, without a user's name; the text itself if it is neither."""
+    text = text.rpartition("://")[2].rpartition("@")[2]
     try:
         host, _ = parse_address(text)
     except ValueError:

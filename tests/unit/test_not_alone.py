@@ -178,6 +178,7 @@ def test_hint_has_the_variables_to_type() -> None:
         {"ACME_WORKER_ID": "web.1", "ACME_WORKER_COUNT": "4"},
         {"ACME_WORKER_HOSTNAMES": "10.0.0.4,10.0.0.4"},
         {"ACME_WORKER_HOSTNAMES": "localhost,127.0.0.1"},
+        {"POD_IPS": "10.244.1.5,fd00:10:244:1::5"},
         {"LORA_RANK": "16"},
         {"PROJECTION_RANK": "64"},
         {"TASK_ID": "5", "TASK_SIZE": "7", "GROUP_SIZE": "128"},
@@ -205,6 +206,35 @@ def test_what_is_no_sign_refuses_nothing(environ: dict[str, str]) -> None:
 def test_hint_has_the_host_of_a_url() -> None:
     refusal = _refusal({"ACME_INIT_METHOD": "tcp://job-master-0:23456"})
     assert "MASTER_ADDR=job-master-0 MASTER_PORT=29500" in refusal.hint
+
+
+def test_hint_never_has_the_password_of_a_url() -> None:
+    for value in ("https://user:hunter2@etcd:2379", "https://user:hunter2@et\x1bcd/a?b=c"):
+        refusal = _refusal({"PET_RDZV_ENDPOINT": value})
+        assert "hunter2" not in str(refusal)
+        assert "\x1b" not in str(refusal)
+    refusal = _refusal({"INIT_METHOD": "tcp://:hunter2@10.9.9.9:2379"})
+    assert "MASTER_ADDR=10.9.9.9 " in refusal.hint
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"ACME_NODE_INDEX": "2", "ACME_NODE_COUNT": "2"},  # from 1
+        {"ACME_NODE_INDEX": "1", "ACME_NODES": "a,b"},
+        {"ACME_NODE_RANK": "1", "ACME_WORLD_SIZE": "16"},
+    ],
+    ids=" ".join,
+)
+def test_hint_has_no_numbers_that_are_not_those_of_nodes(environ: dict[str, str]) -> None:
+    assert "NODE_RANK=<number of this node> NUM_NODES=<nodes>" in _refusal(environ).hint
+
+
+def test_count_of_nodes_is_found_in_any_order() -> None:
+    several = {"ACME_WORLD_SIZE": "16", **UNKNOWN}
+    assert "NODE_RANK=$ACME_NODE_RANK NUM_NODES=$ACME_NUM_NODES" in _refusal(several).hint
+    of_platform = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", **several}
+    assert _elsewhere(of_platform).num_nodes == 2
 
 
 @pytest.mark.parametrize("value", ["two", "0", "-2", "all"])
@@ -250,6 +280,8 @@ def test_platform_and_other_prefix_that_disagree_are_named(environ: dict[str, st
         {"ACME_NODE_RANK": "0", "ACME_NUM_NODES": "2"},
         {"ACME_NODE_INDEX": "1", "ACME_NODE_COUNT": "2"},
         {"ACME_RANK": "5", "ACME_WORLD_SIZE": "16"},
+        {"ACME_NODE_RANK": "0", "ACME_WORLD_SIZE": "16"},
+        {"ACME_NODE_RANK": "0", "ACME_NUM_PROCESSES": "16"},
         {"ACME_NODE_RANK": "0", "ACME_NUM_NODES": "two"},
         {"CI_NODE_INDEX": "3", "CI_NODE_TOTAL": "4"},
         {"RAY_NODE_ID": "3", "RAY_NUM_NODES": "4"},
@@ -275,6 +307,7 @@ def test_rank_0_of_1_outweighs_no_signs() -> None:
     refusal = refused({**one, **UNKNOWN})
     assert refusal.code == "not-alone"
     assert "launcher 'torch' says rank 0 of 1 (RANK)" in refusal.message
+    assert "env -u RANK -u WORLD_SIZE NODE_RANK=$ACME_NODE_RANK" in refusal.hint
     refusal = refused({**one, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"})
     assert refusal.code == "conflicting-launchers"
     assert "SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES" in refusal.hint
