@@ -80,7 +80,10 @@ class PeerWatch:
         self._doubtful: set[HeartbeatConnection] = set()
         self._suspects: set[HeartbeatConnection] = set()  # of these: their hosts are being asked
         self._ticks = 0
-        self._between = max(int(beats * bound), 1)  # ticks between two heartbeats
+        between = max(int(beats * bound), 1)  # ticks between two heartbeats
+        everyone = list(self.members)
+        # By tick, whom to send a heartbeat. The turn of a peer stays the same when others leave
+        self._turns = [everyone[turn::between] for turn in range(between)]
         # Not closed before the end, which would be a failure to the peer
         self._abandoned: list[HeartbeatConnection] = []
 
@@ -124,9 +127,10 @@ class PeerWatch:
         for connection in dict.fromkeys([*part, *doubtful]):
             self._poll(connection, now)
         # After that, as a kernel needs time to confirm a heartbeat
-        beaten = peers[self._ticks % self._between :: self._between]
-        for connection in beaten:
-            if self._events.is_running(connection):
+        turn = self._ticks % len(self._turns)
+        for connection in self._turns[turn]:
+            is_peer = connection in self.members
+            if is_peer and self._events.is_running(connection):
                 connection.heartbeat()
 
     def poll_suspects(self, now: float) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -187,6 +188,27 @@ def test_peers_of_a_dead_host_are_lost_together(
         watch.tick(110.0)
         watch.poll_suspects(111.0)
         assert len(told.lost) == 2  # each once
+
+
+@pytest.mark.parametrize("leaves_at", range(8))
+def test_heartbeats_keep_their_interval_when_peers_leave(
+    silence: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, leaves_at: int
+) -> None:
+    silence(0.0)
+    beats: list[tuple[HeartbeatConnection, int]] = []
+    with connected() as (first, _), connected() as (second, _), connected() as (third, _):
+        watch = PeerWatch({first: [], second: [], third: []}, Told(), 15.0)  # type: ignore[arg-type]
+        for tick in range(40):
+            if tick == leaves_at:
+                watch.forget(first)
+            monkeypatch.setattr(
+                HeartbeatConnection, "heartbeat", lambda line, tick=tick: beats.append((line, tick))
+            )
+            watch.tick(100.0 + tick)
+    for line in (second, third):
+        ticks = [tick for beaten, tick in beats if beaten is line]
+        intervals = {after - before for before, after in pairwise(ticks)}
+        assert len(intervals) == 1
 
 
 def test_question_is_judged_in_time_and_anyway(
