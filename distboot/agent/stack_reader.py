@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from ..base.errors import DistbootError
+from ..base.threads import start_without_signals
 from ..job.stacks import THREADS, Stacks, frame, from_dump, parts
 
 TYPE_CHECKING = False
@@ -91,7 +94,10 @@ class StackReader:
         self._hooks.forget_stacks()
         if found is None:
             found = Stacks(state=self._state(_why_unread(dump)))
-        self._reply(self._with_mpi(found))
+        if self._may_wait_in_mpi(found):
+            self._reply_with_mpi(found)
+        else:
+            self._reply(found)
 
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and the process can run it."""
@@ -112,24 +118,46 @@ class StackReader:
             return state
         return f"{state} ({place})"
 
-    def _with_mpi(self, stacks: Stacks) -> Stacks:
-        """The stacks, with a frame for the function of mpi4py that the script has called."""
+    def _may_wait_in_mpi(self, stacks: Stacks) -> bool:
         if stacks.state or not stacks.main:
-            return stacks
-        _, file, line = parts(stacks.main[0])
-        if not os.path.isfile(file):  # a pipe, or a device without an end
-            return stacks
-        if "mpi4py" not in self._process.read("maps"):
-            return stacks
-        called = None
-        with suppress(OSError, ValueError, IndexError), open(file, "rb") as source:
-            code = source.read(_MOST).decode(errors="replace")
-            lines = code.splitlines()
-            called = _MPI_CALL.search(lines[int(line) - 1])
-        if called is None:
-            return stacks
-        own = frame(called[1], "mpi4py", 0)
-        return replace(stacks, main=(own, *stacks.main))
+            return False
+        return "mpi4py" in self._process.read("maps")
+
+    def _reply_with_mpi(self, stacks: Stacks) -> None:
+        """Reply with a frame for the function of mpi4py that the script has called."""
+        lines: list[str] = []  # empty until it is read
+        _, file, number = parts(stacks.main[0])
+        read = partial(_read_line, file, number, lines)
+        try:
+            start_without_signals("distboot-source", read)
+        except DistbootError:  # this user may start no more threads
+            self._reply(stacks)
+            return
+        self._until = time.monotonic() + _LIMIT
+        self._poll_line(stacks, lines)
+
+    def _poll_line(self, stacks: Stacks, lines: list[str]) -> None:
+        now = time.monotonic()
+        if not lines and now < self._until:
+            poll = partial(self._poll_line, stacks, lines)
+            self._loop.call_at(now + _QUIET, poll)
+            return
+        called = _MPI_CALL.search("".join(lines))
+        if called is not None:
+            own = frame(called[1], "mpi4py", 0)
+            stacks = replace(stacks, main=(own, *stacks.main))
+        self._reply(stacks)
+
+
+def _read_line(file: str, number: str, lines: list[str]) -> None:
+    """Add a line of a source, or an empty one; in a thread, as its file system may not answer."""
+    line = ""
+    with suppress(OSError, ValueError, IndexError):
+        if os.path.isfile(file):  # not a pipe, nor a device without an end
+            with open(file, "rb") as source:
+                code = source.read(_MOST).decode(errors="replace")
+            line = code.splitlines()[int(number) - 1]
+    lines.append(line)
 
 
 def _why_unread(dump: str) -> str:

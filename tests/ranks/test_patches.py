@@ -60,6 +60,7 @@ NOT_IN_A_SCRIPT = {
     ("base/threads.py", "threading.Thread"): "start_without_signals itself",
     ("agent/node_check.py", "start_without_signals"): "threads of the agent",
     ("agent/link_probe.py", "start_without_signals"): "threads of the agent",
+    ("agent/stack_reader.py", "start_without_signals"): "threads of the agent",
 }
 
 _PROBE = f"""

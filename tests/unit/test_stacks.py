@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -219,6 +220,26 @@ def test_sigterm_is_reported_while_stacks_are_read() -> None:
     assert hooks.stacks() == ""
     os.close(writing)
     os.close(reading)
+
+
+def test_source_that_is_never_read_delays_no_stack(
+    watch: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = threading.Event()  # a stand-in for a file system that does not answer
+    monkeypatch.setattr("distboot.agent.stack_reader._read_line", lambda *_: ends.wait())
+    library = tmp_path / "mpi4py.so"
+    library.write_bytes(bytes(4096))
+    script = f"""
+import mmap
+with open({str(library)!r}) as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+ready()
+time.sleep(60)
+"""
+    try:
+        watch(script).read("in <module> (")
+    finally:
+        ends.set()
 
 
 @pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
