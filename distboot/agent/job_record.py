@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
-from ..base.text import first_line
+from ..base.errors import DistbootError
+from ..base.text import first_line, short_repr
+from ..base.threads import result_within
 from ..job import effects as of_job
 from ..rendezvous.events import EventLog
 from ..rendezvous.membership import Membership
@@ -12,7 +15,15 @@ from .shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .connections import Appliers
+
+
+# Seconds for a file system that may not answer, while the loop waits
+_LINE_LIMIT = 1.0
+_REPORT_LIMIT = 10.0
+_WRITER = "distboot-writer"
 
 
 class JobRecord:
@@ -49,18 +60,26 @@ class JobRecord:
             return
         from .bad_hosts import append  # here, as few jobs have such a file
 
+        write = partial(
+            append,
+            path,
+            effect.host,
+            effect.why,
+        )
         try:
-            append(
-                path,
-                effect.host,
-                effect.why,
-            )
-        except (OSError, ValueError) as error:
+            result_within(_LINE_LIMIT, _WRITER, write, f"{path} does not answer")
+        except (OSError, ValueError, DistbootError) as error:
             why = first_line(error)
             self._shell.say(f"warning: the file of bad hosts was not written: {why}")
 
     def summarize(self) -> None:
         """Print one line on how the job ended, and write the report where there is to be one."""
+        try:
+            self._summarize()
+        except OSError as error:  # no file left, also for its modules
+            self._shell.say(f"warning: the summary was not printed: {first_line(error)}")
+
+    def _summarize(self) -> None:
         # Here, as an agent needs it at its end only
         from ..report.content import Doubts, job_report, summary_line
         from ..report.files import try_to_write
@@ -92,7 +111,9 @@ class JobRecord:
                 self._shell.say(goodput)
         if settings.report is None or self._log[0].event != "rendezvous_started":
             return
-        problem = try_to_write(settings.report, lambda: job_report(*known, earlier, before=before))
+        content = partial(job_report, *known, earlier, before=before)
+        write = partial(try_to_write, settings.report, content)
+        problem = _within_report_limit(write, settings.report)
         if problem is not None:
             self._shell.say(problem)
 
@@ -113,3 +134,15 @@ class JobRecord:
         if has_ended_well and not cause.is_failure:  # a signal that all have handled
             return 0
         return cause.exit_code
+
+
+def _within_report_limit(write: Callable[[], str | None], path: str) -> str | None:
+    """Write the report; return what was wrong with that."""
+    limit = f"{_REPORT_LIMIT:.0f} s"
+    late = f"warning: the report was not written in {limit}: {short_repr(path)}"
+    try:
+        return result_within(_REPORT_LIMIT, _WRITER, write, late)
+    except TimeoutError:
+        return late
+    except DistbootError:  # this user may start no more threads
+        return write()

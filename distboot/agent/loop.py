@@ -134,4 +134,4 @@ class EventLoop:
         bug = f"{type(error).__name__}: {first_line(error)} ({place})"
         what = "this rank continues without failure detection, because of a bug in it"
         self._shell.say(f"warning: {what}: {bug}")
-        self._shell.leave()
+        self._shell.leave(gave_up=True)

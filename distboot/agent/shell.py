@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -227,10 +228,11 @@ class Shell:
             self._announce(effect)
         ends_in_failure = effect.cause.is_failure and not effect.cause.restarts
         if ends_in_failure and not self._has_told_platform:
-            from . import platform_log  # here, as most jobs end well
-
             self._has_told_platform = True
-            platform_log.write(effect.cause.text, replaces=True)
+            with suppress(OSError):  # no file left, also for the module
+                from . import platform_log  # here, as most jobs end well
+
+                platform_log.write(effect.cause.text, replaces=True)
 
     def _announce(self, effect: of_job.Stop) -> None:
         cause = effect.cause
@@ -256,9 +258,9 @@ class Shell:
 
     # The end
 
-    def leave(self) -> None:
+    def leave(self, *, gave_up: bool = False) -> None:
         """The ranks of this agent leave the job, which is no failure."""
-        self.peers.send(Detach())
+        self.peers.send(Detach(gave_up=gave_up))
         self._has_left = True
 
     def hurry(self) -> None:

@@ -148,9 +148,13 @@ class Follower(AgentJob):
 
     def left(self, message: Detach) -> list[Effect]:
         """Rank 0 leaves the job, which is no failure; `gone` follows."""
-        is_early = message.ended and bool(self.facts.running())
+        why = "rank 0 has exited"
+        if message.gave_up:
+            why = "the agent of rank 0 has given up"
+        has_reason = message.ended or message.gave_up
+        is_early = has_reason and bool(self.facts.running())
         if is_early:
-            text = "rank 0 has exited; failures of other ranks are no longer reported"
+            text = f"{why}; failures of other ranks are no longer reported"
             self._emit(Say(text, topic=_NO_REPORTS))
         return self._emitted()
 

@@ -292,7 +292,9 @@ class RequestStop:
 class Detach:
     """This connection is not used any more, and that is not a failure."""
 
-    ended: bool = of(flag, default=False)  # whether the reason is that rank 0 has ended well
+    # Whether the reason is that rank 0 has ended well, or a defect of this agent
+    ended: bool = of(flag, default=False)
+    gave_up: bool = of(flag, default=False)
 
 
 def as_error(problem: Problem, whose: str) -> DistbootError:

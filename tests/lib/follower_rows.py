@@ -243,6 +243,16 @@ ROWS: dict[str, Rows] = {
         (Own(RequestStop("user")), ["do StopAt 1"]),
         (Own(AskStacks()), ["rank 0 <- AskStacks", "do ShowStacks"]),
     ],
+    "the agent of rank 0 has a defect": [
+        (
+            Left(Detach(gave_up=True)),
+            [
+                "say once: the agent of rank 0 has given up; "
+                "failures of other ranks are no longer reported",
+                *_GONE,
+            ],
+        ),
+    ],
     "rank 0 is lost once the ranks have ended": [
         (Own(Exited(WELL)), ["rank 0 <- Exited"]),
         (Lost(), _GONE),

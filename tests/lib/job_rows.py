@@ -233,6 +233,7 @@ class PureJob:
         self._returning: dict[int, float] = {}
         self._unreachable: set[int] = set()
         self._has_concluded = False
+        self._has_told = False
         self._printed: list[str] = []
         self._sent: dict[str, list[int]] = {}  # name of a message -> to which ranks
         self._recorded: list[str] = []
@@ -244,7 +245,7 @@ class PureJob:
             Reply: self._reply,
             Send: self._send,
             QuestionPeers: lambda _: None,
-            Blame: lambda _: None,
+            Blame: self._blame,
         }
         self._happens: dict[type, Callable[[Any], list[Effect]]] = {
             Take: self._take,
@@ -289,6 +290,9 @@ class PureJob:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def _blame(self, _: Blame) -> None:
+        assert self._has_told or self.job.facts.cause is None, "all are told before a file is written"
 
     # Events, as `agent/rank_connections` tells them to the job
 
@@ -405,6 +409,7 @@ class PureJob:
         self._recorded.append(f"record: {effect.event}{whose}")
 
     def _tell(self, effect: Tell) -> None:
+        self._has_told = True
         if not self._has_concluded:
             self._printed.append(f"say: {effect.cause.headline}")
         self._note("Abort", self.members)

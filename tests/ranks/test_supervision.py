@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -118,6 +119,17 @@ def test_frozen_or_killed_wrapper_is_a_lost_rank(
     assert running.first(2).startswith(f"rank {rank} became unreachable first: {said}")
     running.processes[rank].send_signal(signal.SIGCONT)
     running.codes()
+
+
+def test_rank_0_without_a_file_tells_all(start: Start) -> None:
+    running = start()
+    running.all_ready()
+    resource.prlimit(running.processes[0].pid, resource.RLIMIT_NOFILE, (3, 3))
+    os.kill(running.pid(1), signal.SIGKILL)
+    assert running.codes() == [137, 137, 137]
+    for rank in (0, 2):
+        assert running.first(rank).startswith("rank 1 failed first: killed by SIGKILL")
+    assert "because of a bug" not in running.output(0)
 
 
 def test_rank_frozen_before_supervision_is_lost(start: Start) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,14 @@ from distboot.agent.claims import Claims
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.host_signs import Probe
+from distboot.agent.job_record import JobRecord
 from distboot.agent.liveness import LOST, SILENT, UNREACHABLE, Finding
 from distboot.agent.log_file import LogFile
 from distboot.agent.peer_connection import close_gracefully
 from distboot.agent.peer_watch import PeerWatch
 from distboot.base.errors import DistbootError
 from distboot.base.text import without_secret
+from distboot.job.effects import Blame
 from distboot.job.exit_status import ExitStatus
 from distboot.job.messages import (
     KINDS,
@@ -466,3 +469,21 @@ def test_full_disk_leaves_no_log_file_open() -> None:
     with pytest.raises(DistbootError, match="No space left on device"):
         LogFile("/dev/full", 0, None)
     assert opened() == before
+
+
+def test_file_system_that_does_not_answer_is_waited_for_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = threading.Event()  # a stand-in for such a file system
+    monkeypatch.setattr("distboot.agent.bad_hosts.append", lambda *_: ends.wait(30))
+    said: list[str] = []
+    shell = MagicMock(say=said.append)
+    shell.facts.settings.bad_hosts = "/stalled/bad-hosts"
+    record = JobRecord(shell, Membership(("a",), ((0,),)), MagicMock())
+    try:
+        record.appliers[Blame](Blame("a", "lost"), 0.0)
+    finally:
+        ends.set()
+    assert said == [
+        "warning: the file of bad hosts was not written: /stalled/bad-hosts does not answer"
+    ]
