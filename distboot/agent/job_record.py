@@ -34,6 +34,7 @@ class JobRecord:
         self._facts = shell.facts
         self._membership = membership
         self._log = log
+        self._has_stalled = False  # the file system of the file of bad hosts
         self.appliers: Appliers = {
             of_job.Record: self._record,
             of_job.Heard: self.hear,
@@ -56,7 +57,7 @@ class JobRecord:
     def _blame(self, effect: of_job.Blame, _: float) -> None:
         """Add a host to the file of bad hosts."""
         path = self._facts.settings.bad_hosts
-        if path is None:
+        if path is None or self._has_stalled:
             return
         from .bad_hosts import append  # here, as few jobs have such a file
 
@@ -69,6 +70,7 @@ class JobRecord:
         try:
             result_within(_LINE_LIMIT, _WRITER, write, f"{path} does not answer")
         except (OSError, ValueError, DistbootError) as error:
+            self._has_stalled = isinstance(error, TimeoutError)
             why = first_line(error)
             self._shell.say(f"warning: the file of bad hosts was not written: {why}")
 

@@ -21,7 +21,8 @@ What always holds:
 - Nothing blocks here but the sleep. Whoever reads slowly (a peer, a script, a terminal) has a
   bounded buffer or a timeout of its own.
 - If a turn comes more than two seconds late, this process was stopped or starved. Then nothing is
-  concluded from the silence of the peers: it counts from now on.
+  concluded from the silence of the peers: it counts from now on. Nor from that of our own ranks,
+  which were stopped, too, if the whole job was (`scontrol suspend`, `docker pause`).
 - A defect in the agent must not end the training. An exception ends failure detection of this
   agent, with a warning; the other agents are told so, as if its ranks had left (`Detach`).
 """
@@ -95,9 +96,11 @@ class EventLoop:
     def _take_turn(self, now: float) -> None:
         ready = self._selector.select(max(self._due(now) - now, 0.0))
         now = time.monotonic()
-        if now > self._tick_at + _ASLEEP:
+        asleep = now - self._tick_at
+        if asleep > _ASLEEP:
             for connection in self._shell.peers.members:
                 connection.heard = now
+            self._shell.own.skip(asleep)
         for key, _ in ready:
             is_registered = self._selector.get_map().get(key.fd) is key
             if is_registered:

@@ -123,6 +123,10 @@ class MonitoredProcess:
             self.of.take(Failing(end), now)
             self._stopped = ""
 
+    def skip(self, seconds: float) -> None:
+        self.of.movement.skip(seconds)
+        self._stopped_since += seconds
+
     def pass_key(self, now: float) -> None:
         """Its script begins to wait at a key, or goes on there."""
         self.of.movement.pass_key(now)

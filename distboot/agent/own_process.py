@@ -25,6 +25,9 @@ class OwnProcess(Protocol):
     def poll(self, now: float) -> None:
         """Once a second."""
 
+    def skip(self, seconds: float) -> None:
+        """Leave out a time in which the whole job was stopped."""
+
     def pass_key(self, now: float) -> None:
         """Its script begins to wait at a key, or goes on there."""
 

@@ -256,6 +256,7 @@ class RankConnections:
         if self._returning.pop(connection, None) is None:
             return
         for member in self.peers.members[connection]:
+            member.lost_at = 0.0
             self._shell.apply(self.job.returned(member.rank, now), now)
 
     # Silence

@@ -203,10 +203,12 @@ class ScriptServer:
 
     def _read(self, session: _Session, now: float) -> None:
         try:
-            data = session.socket.recv(1 << 16)
+            data = session.socket.recv(1 << 16, socket.MSG_DONTWAIT)
             for frame in session.frames.feed(data):
                 message = OPEN.verify(frame, session.frames, *FROM_SCRIPT)
                 self._take(session, message, now)
+        except BlockingIOError:  # `_drop_oldest` has read it in this turn
+            return
         except (OSError, ProtocolError):
             data = b""
         if not data:

@@ -252,7 +252,8 @@ class CheckService(Service):
         links = self._links()
         findings += odd_nodes(seen)
         findings += odd_links(links, hosts)
-        self._blame(findings)
+        unfit = _by_node(findings)
+        self._facts.unfit.update(unfit)
         findings += why_none_works(links, hosts)
         lines = [f"{hosts[finding.node]}: {finding.text}" for finding in findings]
         variables = odd_variables(seen, hosts)
@@ -268,6 +269,7 @@ class CheckService(Service):
         else:
             self._warn([*lines, *variables])
         self._keys.let_start()
+        self._blame(unfit)
 
     def _rows(self, findings: list[Finding], links: list[Link]) -> list[dict[str, Any]]:
         """The table of nodes for the report, with what was seen on each: the odd ones first."""
@@ -288,9 +290,7 @@ class CheckService(Service):
             found.append(row)
         return found
 
-    def _blame(self, findings: list[Finding]) -> None:
-        reasons = _by_node(findings)
-        self._facts.unfit.update(reasons)
+    def _blame(self, reasons: Mapping[int, list[str]]) -> None:
         for number, texts in reasons.items():
             blame = Blame(
                 self._nodes[number].host,

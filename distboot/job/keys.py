@@ -279,6 +279,7 @@ class Keys:
             if leader in gone:
                 error = self._texts.leader_gone(key, self._gone[leader])
                 self._fail(one.ends, error, key)
+                del self._waiting[key]
         elif is_complete:
             if key.name != self.held:
                 self._complete(key)

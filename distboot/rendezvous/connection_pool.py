@@ -279,7 +279,13 @@ class ConnectionPool:
             family = self._listener.family
             is_ipv6 = family == socket.AF_INET6
             is_dual = is_ipv6 and socket.has_dualstack_ipv6()
-            listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+            # All ranks may return at one time
+            listener = socket.create_server(
+                ("", 0),
+                family=family,
+                backlog=socket.SOMAXCONN,
+                dualstack_ipv6=is_dual,
+            )
         except OSError:
             return 0
         self._listeners.append(listener)

@@ -151,7 +151,8 @@ class Coordinator:
         self._told: set[int] = set()  # ranks that were sent the failure
         self._own_deadline = _Deadline(0.0, "")
         self._ends: dict[int, float] = {}  # of the join timeout of each rank that is connected
-        self._deadline = self._own_deadline  # the first of all
+        self._first = self._own_deadline  # of all
+        self._may_end_later = False  # as the one that it was is not connected any more
 
     def wait_for_join(self) -> Membership:
         """Wait for all ranks and send them the membership, or the `DistbootError` that this
@@ -159,7 +160,7 @@ class Coordinator:
         """
         limit = self._plan.join_timeout
         self._own_deadline = _Deadline(time.monotonic() + limit, f"within {limit:g} s")
-        self._deadline = self._own_deadline
+        self._first = self._own_deadline
         try:
             self.table.add(self._plan.own)
             self._gather_after_delay()
@@ -370,19 +371,26 @@ class Coordinator:
         self._end_by(record.rank, end)
 
     def _end_by(self, rank: int, end: float) -> None:
-        said = self._deadline.said
-        if end < self._deadline.end - 1.0:
+        said = self._first.said
+        if end < self._first.end - 1.0:
             which = f"{self.table.unit} {rank}"
             said = f"within the join timeout of {which}, which was over first"
-        self._deadline = _Deadline(min(end, self._deadline.end), said)
+        self._first = _Deadline(min(end, self._first.end), said)
+
+    @property
+    def _deadline(self) -> _Deadline:
+        """Of all join timeouts the first one; found here, as many ranks may leave at one time."""
+        if self._may_end_later:
+            self._may_end_later = False
+            self._first = self._own_deadline
+            for rank, end in self._ends.items():
+                self._end_by(rank, end)
+        return self._first
 
     def _wait_longer(self, rank: int) -> None:
         """The join timeout of a rank that has left, or has connected again, does not count."""
-        if self._ends.pop(rank, None) is None:
-            return
-        self._deadline = self._own_deadline
-        for other, other_end in self._ends.items():
-            self._end_by(other, other_end)
+        if self._ends.pop(rank, None) is not None:
+            self._may_end_later = True
 
     def _refuse_second(self, record: WorkerInfo) -> None:
         """Refuse one connection, and not the job, if the rank is there already."""

@@ -139,7 +139,7 @@ class Joined:
             own_address = address_of_rank_0
             interface = network.interface_of(own_address)
             if not interface:
-                own_address = worker.own_address()
+                own_address = worker.own_address
                 interface = network.interface_of(own_address)
         host = worker.host
         if not worker.resolves:  # a host need not know its own name
@@ -148,7 +148,7 @@ class Joined:
             membership,
             host=host,
             port=worker.port,
-            store_host=worker.address_of_rank_0(),
+            store_host=worker.address_of_rank_0,
             own_address=own_address,
             interface=interface,
         )

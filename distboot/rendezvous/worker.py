@@ -123,6 +123,8 @@ class Worker:
         self._channel = Channel()
         self._connection: socket.socket | None = None
         self.host = plan.hosts[0]
+        self.own_address = ""  # on the way to rank 0
+        self.address_of_rank_0 = ""  # with the scope that a link-local address of IPv6 needs
         self.port = plan.ports[0]
         self.resolves = True  # whether this host could look up the name of rank 0's host
 
@@ -173,13 +175,6 @@ class Worker:
                         break
         raise failures[0]
 
-    def own_address(self) -> str:
-        return str(self._open.getsockname()[0])
-
-    def address_of_rank_0(self) -> str:
-        """Rank 0's address, with the scope that a link-local address of IPv6 needs."""
-        return address_of_peer(self._open)
-
     def detach_all(self) -> list[DetachedConnection]:
         """Give the connection to the caller."""
         connection = self._connection
@@ -218,6 +213,8 @@ class Worker:
         self.port = port
         has_reported = False
         try:
+            self.own_address = str(connection.getsockname()[0])
+            self.address_of_rank_0 = address_of_peer(connection)
             self._handshake(time.monotonic() + limit)
             patience = max(end - time.monotonic(), 0.0)
             self._send(replace(self._own, clock=time.time(), patience=patience))

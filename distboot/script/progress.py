@@ -150,6 +150,12 @@ class Movement:
         self._next *= 2
         return True
 
+    def skip(self, seconds: float) -> None:
+        """Leave out a time in which all processes of the job were stopped."""
+        self.since += seconds
+        self.used_at += seconds
+        self._read_at += seconds
+
     def _move(self, now: float) -> None:
         self.since = now
         self._next = self._after

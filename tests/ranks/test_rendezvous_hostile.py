@@ -93,7 +93,7 @@ def test_mutated_messages_of_a_rank_end_nothing(rank0: StartRank0) -> None:
         # It may be closed already
         with peer(first.port, bytes(data)) as connection, suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
-    first.server._deadline = first.server._deadline._replace(end=0.0)
+    first.server._first = first.server._first._replace(end=0.0)
     first.join(20)
     # A mutant may still be a record: of another world size, which is the end of a job, and an error of ours.
     assert first.failed().code in ("missing-rank", "membership-mismatch")

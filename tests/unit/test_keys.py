@@ -17,6 +17,7 @@ from distboot.rendezvous.messages import (
     Arrive,
     Go,
     Key,
+    Leave,
     Ready,
     Release,
 )
@@ -175,6 +176,14 @@ def test_rank_leaving_with_other_count_harms_no_key() -> None:
     job.ready(1, count=2)
     job.keys.leave(1)
     assert job.sent().keys() == {0, 1, 2, 3}
+
+
+def test_keys_of_a_leader_that_has_gone_are_not_kept() -> None:
+    job = Job()
+    job.keys.take(0, Leave(), 0.0)
+    for number in range(1, 1500):
+        (answer,) = job.arrive(1, key=Key(MAIN_FIRST, None, number)).values()
+        assert answer.problem is not None
 
 
 def test_failures_of_leaders_are_not_kept_for_ever() -> None:

@@ -29,6 +29,7 @@ from distboot.agent.host_signs import Probe
 from distboot.agent.job_record import JobRecord
 from distboot.agent.liveness import LOST, SILENT, UNREACHABLE, Finding
 from distboot.agent.log_file import LogFile
+from distboot.agent.loop import EventLoop
 from distboot.agent.peer_connection import close_gracefully
 from distboot.agent.peer_watch import PeerWatch
 from distboot.base.errors import DistbootError
@@ -487,3 +488,14 @@ def test_file_system_that_does_not_answer_is_waited_for_a_second(
     assert said == [
         "warning: the file of bad hosts was not written: /stalled/bad-hosts does not answer"
     ]
+
+
+def test_time_in_which_the_agent_was_stopped_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distboot.agent.loop._ASLEEP", -1.0)  # so that the first turn is as late
+    skipped: list[float] = []
+    shell = MagicMock(over=lambda _: skipped, due=lambda _: inf)
+    shell.own.skip = skipped.append
+    EventLoop(shell).run()
+    assert len(skipped) == 1
