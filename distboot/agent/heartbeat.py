@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
+from math import inf
 
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEARTBEAT, Channel
 from .host_signs import Probe, silence_of
@@ -52,6 +53,9 @@ class HeartbeatConnection(PeerConnection):
 
     def silence(self) -> tuple[float, bool]:
         """See `silence_of`."""
+        is_unreachable = self.liveness.unreachable_since is not None
+        if self.is_closed and is_unreachable:  # nothing can arrive here any more
+            return inf, False
         return silence_of(self.socket)
 
     def is_unusually_silent(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from contextlib import suppress
+from typing import Any
 
 # Tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv: linux/tcp.h
 _TCP_INFO = struct.Struct("24xI24xII")
@@ -37,35 +39,38 @@ def silence_of(connection: socket.socket) -> tuple[float, bool]:
 class Probe:
     """An attempt to connect to the host of a connection at another port, once it is asked."""
 
-    __slots__ = ("_asked", "_result", "_socket")  # there is one for each of 10,000 peers
+    __slots__ = ("_family", "_place", "_result", "_socket", "is_asked")  # for each of 10,000 peers
 
     def __init__(self) -> None:
-        self._asked: socket.socket | None = None  # the connection
+        self.is_asked = False
+        # Of the host; kept, as a connection that has ended does not know it any more
+        self._family = socket.AF_INET
+        self._place: tuple[Any, ...] = ()
         self._socket: socket.socket | None = None
         self._result = 0  # as of connect(2)
 
-    @property
-    def is_asked(self) -> bool:
-        return self._asked is not None
-
     def ask(self, connection: socket.socket) -> None:
         """Begin to connect."""
-        self._asked = connection
-        self._result = self._attempt(connection)
+        self.is_asked = True
+        with suppress(OSError):
+            host, _, *scope = connection.getpeername()
+            self._family = connection.family
+            self._place = (host, _PORT, *scope)
+        self._result = self._attempt()
 
     def is_answered(self) -> bool:
         """Whether the host was asked, and has accepted or refused by now."""
-        if self._asked is None:
+        if not self.is_asked:
             return False
         if self._result in _PENDING:
-            self._result = self._attempt(self._asked)
+            self._result = self._attempt()
         if self._result not in _PENDING:
             self._close_socket()  # there may be many
         return self._result in _ANSWERS
 
     def close(self) -> None:
         """Drop what was asked, and an answer, which would be too old to count."""
-        self._asked = None
+        self.is_asked = False
         self._close_socket()
 
     def _close_socket(self) -> None:
@@ -73,13 +78,14 @@ class Probe:
             self._socket.close()
             self._socket = None
 
-    def _attempt(self, connection: socket.socket) -> int:
+    def _attempt(self) -> int:
         """Begin to connect, or find out how that has ended."""
+        if not self._place:
+            return errno.EHOSTUNREACH
         try:
-            host, _, *scope = connection.getpeername()
             if self._socket is None:
-                self._socket = socket.socket(connection.family)
+                self._socket = socket.socket(self._family)
                 self._socket.setblocking(False)
-            return self._socket.connect_ex((host, _PORT, *scope))
+            return self._socket.connect_ex(self._place)
         except OSError as error:
             return error.errno or errno.EHOSTUNREACH

@@ -199,10 +199,13 @@ class PeerWatch:
 
     @staticmethod
     def _is_heard(connection: HeartbeatConnection, now: float) -> bool:
-        """Whether nothing is to be found out, as something has arrived, or the end."""
-        if connection.is_closed:
-            return True
-        return connection.heard == now and connection.liveness.unreachable_since is None
+        """Whether nothing is to be found out, as something has arrived, or the end.
+
+        A connection that was cut may end, too: then its host is still asked whether it is there.
+        """
+        is_reachable = connection.liveness.unreachable_since is None
+        has_sign = connection.is_closed or connection.heard == now
+        return has_sign and is_reachable
 
     def has_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a rank at the other end of an open connection has not ended."""

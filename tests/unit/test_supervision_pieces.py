@@ -233,6 +233,26 @@ def test_question_is_judged_in_time_and_anyway(
         assert watch.due(100.1) == inf
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_host_is_asked_after_a_cut_connection_was_given_up(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    result = errno.ECONNREFUSED if answers else errno.EINPROGRESS
+    monkeypatch.setattr(Probe, "_attempt", lambda *_: result)
+    told = Told()
+    with connected() as (line, _):
+        watch = PeerWatch({line: []}, told, 15.0)  # type: ignore[arg-type]
+        now = time.monotonic()
+        told.watch = watch
+        line.liveness.unreachable_since = now
+        watch.end(line)
+        for seconds in range(60):
+            watch.tick(now + seconds)
+            watch.poll_suspects(now + seconds)
+    down = ["no answer for 15 s: the host, or the network to it, is down"]
+    assert told.lost[:1] == ([] if answers else down)
+
+
 def test_ended_connection_wakes_nobody(silence: Callable[[float], None]) -> None:
     with connected() as (line, _):
         watch = PeerWatch({line: []}, Told(), 15.0)  # type: ignore[arg-type]
