@@ -61,9 +61,14 @@ class ScriptFailure:
         if exception is None:
             return
         self.exception = exception
+        is_stopped = self._stopping.stopped_by_us
+        external_signal = self._stopping.external_signal
+        if is_stopped:
+            external_signal = None
         end = ExitStatus(
             exception=exception,
-            stopped_by_us=self._stopping.stopped_by_us,
+            external_signal=external_signal,
+            stopped_by_us=is_stopped,
             when=time.time(),
         )
         self._failure = Failing(end)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..rendezvous.events import own_steps
 from ..rendezvous.protocol import ProtocolError
@@ -172,7 +173,10 @@ class Job(AgentJob):
     def _failing(self, member: RankState, message: messages.Failing, _now: float) -> None:
         if member.failing is None and self.facts.is_detected(member):
             member.failing = message.end
-            self._emit(Record("failing", member.rank, {"text": message.end.failure_text()}))
+            details: dict[str, Any] = {"text": message.end.failure_text()}
+            if message.end.external_signal is not None:  # which may be why
+                details["external_signal"] = message.end.external_signal
+            self._emit(Record("failing", member.rank, details))
 
     def _exiting(self, member: RankState, _message: messages.Exiting, now: float) -> None:
         member.exiting = now

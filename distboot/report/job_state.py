@@ -142,7 +142,8 @@ def _failed_ranks(events: Sequence[Event]) -> set[Any]:
     failed = set()
     failures = {"failing", "unreachable"}
     for one in events:
-        if one.event in failures:
+        is_stopped = one.details.get("external_signal") is not None
+        if one.event in failures and not is_stopped:
             failed.add(one.rank)
         elif one.event == "reachable":
             failed.discard(one.rank)

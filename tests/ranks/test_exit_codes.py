@@ -208,3 +208,23 @@ def test_stop_and_a_checkpoint_that_cannot_be_written(start: Start) -> None:
     running.all_ready()
     running.processes[0].terminate()
     assert running.codes() == [143, 1, 143]
+
+
+HANDLER_RAISES = """
+import signal
+def handler(*_):
+    raise RuntimeError('interrupted')
+signal.signal(signal.SIGTERM, handler)
+ready()
+until('end')
+"""
+
+
+@in_both_ways
+def test_exception_of_a_signal_handler_is_no_failure(start: Start, init: bool) -> None:
+    running = start(HANDLER_RAISES, init=init)
+    pids = running.all_ready()
+    os.kill(pids[1] if init else running.processes[1].pid, signal.SIGTERM)
+    running.codes()
+    assert ": stopped by an external SIGTERM" in running.summary()
+    assert "failed" not in running.summary()
