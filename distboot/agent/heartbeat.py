@@ -38,6 +38,11 @@ class HeartbeatConnection(PeerConnection):
         """Whether it is unreachable, and no message has arrived from it since."""
         return self.liveness.is_silent(self.received)
 
+    def wake(self, now: float) -> None:
+        """This process was stopped: the silence of the peer counts from now on."""
+        self.heard = now
+        self.liveness.woken_at = now
+
     def heartbeat(self) -> None:
         """Send a heartbeat, unless bytes wait that are as good a sign."""
         is_useless = self._unsent or self.is_closed

@@ -77,6 +77,7 @@ class Liveness:
         self.is_question = False  # whether it is asked because of a SIGTERM
         # Until then nothing can be wrong, if nothing is sent and the peer is not unreachable
         self.no_fault_before = 0.0
+        self.woken_at = -inf  # when this process itself went on after it was stopped
         self._bound = bound
         self._patience = _PATIENCE * bound
         self._frozen_after = _FROZEN * bound
@@ -131,7 +132,9 @@ class Liveness:
         """Whether the peer's host may just have died: a heartbeat is due, or an answer to ours."""
         if self.unreachable_since is not None:
             return False
-        if signs.silence > BEATS * self._bound + 1:
+        # While this process was stopped, it sent nothing that a kernel could confirm
+        silence = min(signs.silence, now - self.woken_at)
+        if silence > BEATS * self._bound + 1:
             return True
         if signs.is_confirmed:
             return False

@@ -99,7 +99,7 @@ class EventLoop:
         asleep = now - self._tick_at
         if asleep > _ASLEEP:
             for connection in self._shell.peers.members:
-                connection.heard = now
+                connection.wake(now)
             self._shell.own.skip(asleep)
         for key, _ in ready:
             is_registered = self._selector.get_map().get(key.fd) is key
