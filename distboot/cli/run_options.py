@@ -145,6 +145,11 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
         options, target = _parsed(words, environ)
     if target[:1] == ["--module"]:
         target[0] = "-m"
+    if _is_flag(target):  # `torchrun -m --nproc-per-node 8 module`
+        before = words[: len(words) - len(target)]
+        options, target = _parsed([*before, *target[1:]], environ)
+        target = ["-m", *target]
+    drops_separator = torchrun_options.has_any(options)
     if options.share_env is not None:
         settings.value_of("DISTBOOT_SHARE_ENV", environ, options.share_env)
         environ["DISTBOOT_SHARE_ENV"] = options.share_env
@@ -158,10 +163,19 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if not target:
         run_parser().error("no script, module or command to run")
     torchrun_options.apply(options, environ)
-    target = torchrun_options.without_separator(options, target)
+    if drops_separator:
+        target = torchrun_options.without_separator(target)
+    target = torchrun_options.as_command(options, target)
     if options.exec:
         _refuse_with_exec(options)
     return options, target
+
+
+def _is_flag(target: Sequence[str]) -> bool:
+    """Whether -m says that a module follows the options, in place of preceding its name."""
+    after = target[1:2]
+    is_module = target[:1] == ["-m"]
+    return is_module and after != ["--"] and "".join(after).startswith("-")
 
 
 def _defaults() -> SimpleNamespace:

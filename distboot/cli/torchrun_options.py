@@ -40,8 +40,11 @@ OPTIONS = (
     "--no-python  run a command, as after --",
     "-t,--tee N  begin each line of the output with its rank and host, as --log-prefix does",
 )
-_BACKENDS = (None, "c10d", "static")
-_NAMES = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "standalone")
+_BACKENDS = (None, "", "c10d", "static")
+_NAMES = (
+    *("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "standalone"),
+    *("nproc_per_node", "master_addr", "master_port", "tee"),
+)
 _COUNT = pattern(r"([1-9]\d{0,6})(?::(\d+))?", re.ASCII)
 # torch.distributed.elastic: 0 to 3 for all ranks, or by rank
 _STREAMS = pattern(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", re.ASCII)
@@ -124,29 +127,29 @@ def has_any(options: SimpleNamespace) -> bool:
     return any(values)
 
 
-def without_separator(options: SimpleNamespace, target: list[str]) -> list[str]:
+def without_separator(target: list[str]) -> list[str]:
     """The target without the first `--` after its script or module, which torchrun drops, too."""
-    is_command = options.no_python and target[0] not in ("--", "-m")
-    if is_command:
-        return ["--", *target]
     before = 1
     if target[0] == "-m":
-        _refuse_no_python(options)
         before = 2
     words = target[:before]
     rest = target[before:]
-    if has_any(options) and rest[:1] == ["--"]:
+    if rest[:1] == ["--"]:
         rest = rest[1:]
     return [*words, *rest]
 
 
-def _refuse_no_python(options: SimpleNamespace) -> None:
-    if options.no_python:
+def as_command(options: SimpleNamespace, target: list[str]) -> list[str]:
+    """The target behind `--`, if --no-python says that it is a command."""
+    if not options.no_python or target[0] == "--":
+        return target
+    if target[0] == "-m":
         raise DistbootError(
             "usage",
             "--no-python is for a command, and -m for a module of Python",
             "leave one of them out",
         )
+    return ["--", *target]
 
 
 def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
@@ -154,7 +157,7 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
 
     Raises `usage`: they contradict each other, or ask for what is not there.
     """
-    if options.tee:
+    if options.tee not in (None, "0"):
         _refuse_streams(options.tee)
         options.log_prefix = True
     _refuse_backend(options.rdzv_backend)
@@ -292,7 +295,7 @@ def _one_node(nnodes: str | None) -> int:
 
 def _endpoint(text: str | None) -> dict[str, str]:
     """The variables for `--rdzv-endpoint`; the port may be missing."""
-    if text is None:
+    if not text:  # empty, as of a shell's variable that is not set
         return {}
     try:
         host, port = parse_address(text.removesuffix(":0"))  # any free port of torchrun's agent

@@ -60,7 +60,7 @@ _KINDS = (
     *("RANK", "INDEX", "IDX", "ID", "NUMBER", "ORDINAL", "NODEID", "NODENUM", "PROCNO", "PROCID"),
     *("RANKID", "NO"),
 )
-_NODES = ("NODE_", "HOST_", "MACHINE_", "POD_", "VM_", "INSTANCE_")  # each may have several ranks
+_NODES = ("NODE", "HOST", "MACHINE", "POD", "VM", "INSTANCE")  # each may have several ranks
 _COUNT_OF_PROCESSES = pattern(r"\w*(WORLD(_?SIZE)?|RANKS?(_\w+)?|PROC(ES)?S?(ES)?(_\w+)?)")
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
@@ -337,7 +337,8 @@ def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | 
 
 def _counts_others(index: re.Match[str], count: str) -> bool:
     """Whether a count is one of processes beside an index of nodes, or the other way around."""
-    of_node = index["noun"] in _NODES
+    noun = index["noun"] or ""
+    of_node = noun.removesuffix("_") in _NODES
     return counts_processes(count) == of_node
 
 
