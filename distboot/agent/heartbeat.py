@@ -32,6 +32,7 @@ class HeartbeatConnection(PeerConnection):
         super().__init__(connection, channel, most)
         self.liveness = Liveness(bound, self.heard)
         self._probe = Probe()
+        self._ended_unreachable = False
 
     @property
     def is_silent(self) -> bool:
@@ -58,8 +59,7 @@ class HeartbeatConnection(PeerConnection):
 
     def silence(self) -> tuple[float, bool]:
         """See `silence_of`."""
-        is_unreachable = self.liveness.unreachable_since is not None
-        if self.is_closed and is_unreachable:  # nothing can arrive here any more
+        if self._ended_unreachable:  # nothing can arrive here any more
             return inf, False
         return silence_of(self.socket)
 
@@ -106,10 +106,12 @@ class HeartbeatConnection(PeerConnection):
 
     def end(self) -> None:
         super().end()
+        self._ended_unreachable = self.liveness.unreachable_since is not None
         self._probe.close()
 
     def resume(self, now: float) -> None:
         self.liveness.resume(now)
+        self._ended_unreachable = False
         super().resume(now)
 
     def close(self) -> None:

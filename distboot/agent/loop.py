@@ -100,7 +100,8 @@ class EventLoop:
         if asleep > _ASLEEP:
             for connection in self._shell.peers.members:
                 connection.wake(now)
-            self._shell.own.skip(asleep)
+            for watched in self._shell.own.watched.values():
+                watched.skip(asleep)
         for key, _ in ready:
             is_registered = self._selector.get_map().get(key.fd) is key
             if is_registered:

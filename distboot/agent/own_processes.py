@@ -42,11 +42,6 @@ class OwnProcesses:
         for watched in self.watched.values():
             watched.poll(now)
 
-    def skip(self, seconds: float) -> None:
-        """Leave out a time in which this agent was stopped, and its ranks most likely, too."""
-        for watched in self.watched.values():
-            watched.skip(seconds)
-
     def pass_key(self, rank: int, now: float) -> None:
         """Note that a script moves: it begins to wait at a key, or goes on there."""
         watched = self.watched.get(rank)

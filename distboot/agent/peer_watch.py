@@ -128,9 +128,9 @@ class PeerWatch:
             self._poll(connection, now)
         # After that, as a kernel needs time to confirm a heartbeat
         turn = self._ticks % len(self._turns)
-        for connection in self._turns[turn]:
-            is_peer = connection in self.members
-            if is_peer and self._events.is_running(connection):
+        beaten = filter(self.members.__contains__, self._turns[turn])
+        for connection in beaten:
+            if self._events.is_running(connection):
                 connection.heartbeat()
 
     def poll_suspects(self, now: float) -> None:

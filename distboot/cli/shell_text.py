@@ -22,7 +22,7 @@ SHEBANG = pattern(
     rf"(?:busybox[ \t]+)?(?:{'|'.join(SHELLS)})(?!\S)[^\n]*"
 )
 # A shell, its options, of which -o has a value; each word ends in \0
-_OPTIONS = r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]+\0)*?"
+_OPTIONS = r"\A[^\0]*\0(?:-[a-z]*o\0[^\0]*\0|-[a-z-]*[a-np-z-]\0)*?"
 _AFTER_C = pattern(rf"{_OPTIONS}-[a-z]*c\0([^\0]*)")
 _FILE = pattern(rf"{_OPTIONS}([^-\0][^\0]*)")
 # A text for a command, whose lines are no commands: <<EOF … EOF

@@ -401,8 +401,9 @@ class EnvReader:
 
     def _report(self) -> str:
         head = f"launcher {self._launcher!r}:"
-        count = len(self.problems)
-        shown = self.problems[:_MOST_PROBLEMS]
+        problems = list(dict.fromkeys(self.problems))  # launcher and platform may read the same
+        count = len(problems)
+        shown = problems[:_MOST_PROBLEMS]
         more = count - len(shown)
         if count == 1:
             return f"{head} {shown[0]}"

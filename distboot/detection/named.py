@@ -53,6 +53,6 @@ def _unknown(name: str, option: str) -> DistbootError:
     return DistbootError(
         "unknown-launcher",
         f"{option} is not a valid launcher",
-        f"{did_you_mean(name, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, "
+        f"{did_you_mean(name, [*LAUNCHERS, OFF], titled)}the launchers are {', '.join(LAUNCHERS)}, "
         f"and {OFF} for a process that is alone (python -m distboot launchers)",
     ).of(UNKNOWN_RANK)

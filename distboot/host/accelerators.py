@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..base.text import digits
+
 # The variables that decide which accelerators a process sees
 VISIBILITY = (
     "CUDA_VISIBLE_DEVICES",
@@ -180,11 +182,12 @@ def chosen(ids: list[str], choice: str | None) -> list[str]:
     found = []
     words = map(str.strip, choice.split(","))
     for word in words:
+        index = digits(word)
         if word.startswith(("GPU-", "MIG-")):
             full_id = _full_id(ids, word)
             found.append(full_id)
-        elif word.isdecimal() and word.isascii() and int(word) < len(ids):
-            found.append(ids[int(word)])
+        elif index is not None and index < len(ids):
+            found.append(ids[index])
         else:
             break
     return found

@@ -46,7 +46,15 @@ _NAMES_SECRET = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_HAS_LOGIN = re.compile(r"://[^/\s]+@")  # user:password@host, or a token in place of both
+# user:password@host, or a token in place of both; a signed URL; a connection string
+_HAS_LOGIN = re.compile(
+    r"""
+    ://[^/\s]+@
+    |[?&;](sig|([\w-]+[-_])?signature|AccountKey|SharedAccessKey|Shared\w+Signature
+    |([\w-]+[-_])?token|pass(word)?|pwd|secret|api[-_]?key)=
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def digests(environ: Mapping[str, str], secret: str) -> Digests:

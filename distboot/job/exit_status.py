@@ -167,6 +167,12 @@ class ExitStatus:
         return self._exception.is_secondary
 
     @property
+    def may_be_consequence(self) -> bool:
+        """Whether a peer, or a signal that had asked it to stop, may be why it failed."""
+        was_told_to_stop = self.external_signal is not None
+        return any((self.is_secondary, was_told_to_stop))
+
+    @property
     def has_waited(self) -> bool:
         """Whether its exception tells that it has waited for others for too long."""
         return self._exception.has_waited

@@ -78,14 +78,13 @@ class RootCauseAnalysis:
     _interrupted: set[int] = field(default_factory=set)  # ranks that have got Ctrl-C
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        was_told_to_stop = end.external_signal is not None
         report = FailureReport(
             kind="failed",
             member=member,
             due=now + _FAILURE_DUE[end.is_secondary],
             end=end,
             is_secondary=end.is_secondary,
-            may_be_consequence=end.is_secondary or was_told_to_stop,
+            may_be_consequence=end.may_be_consequence,
         )
         self.reports.append(report)
 

@@ -200,7 +200,7 @@ def test_jobs_that_each_process_starts(environ: dict[str, str], found: str) -> N
     assert ("" if unused is None else unused.found) == found
 
 
-def test_ranks_of_the_wrapper_in_a_step_of_one_task(run: Run) -> None:
+def test_wrapper_in_a_step_of_one_task(run: Run) -> None:
     here = {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURMD_NODENAME": "127.0.0.1"}
     environ = {**ONE_TASK, **here, "NODE_RANK": "1", "NUM_NODES": "2"}
     wrapper = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "train.py"]

@@ -93,6 +93,9 @@ def test_variables_of_one_process_are_not_shared() -> None:
         ("AZURE_STORAGE_CONNECTION_STRING", "s"),
         ("DATABASE_URL", "postgres://user:s@host/db"),
         ("PROXY_URL", "https://s@host:8080"),
+        ("DATA_URL", "https://a.blob.core.windows.net/c?sv=2022&sig=s"),
+        ("CKPT_URI", "https://b.s3.amazonaws.com/x?X-Amz-Signature=s"),
+        ("STORAGE", "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=s"),
     ],
 )
 def test_secret_stays_on_rank_0(name: str, value: str) -> None:
@@ -105,6 +108,7 @@ def test_secret_stays_on_rank_0(name: str, value: str) -> None:
         ("MODEL_DIR", "/models"),
         ("DATA_PATH", "s3://bucket/a@b"),
         ("ENDPOINT", "https://host:8080/x"),
+        ("DATA_URL", "https://host/x?design=1&version=2"),
     ],
 )
 def test_usual_variable_is_shared(name: str, value: str) -> None:

@@ -229,3 +229,18 @@ def test_barrier_after_destroy_process_group_is_refused(run: Run) -> None:
     )
     said = _python(run, script + "ctx.barrier()")
     assert "barrier() after the end of the process group (destroy_process_group())" in said
+
+
+def test_number_of_many_digits_is_no_traceback(distboot: Run, run: Run) -> None:
+    number = "1" * 5000
+    environ = {"CUDA_VISIBLE_DEVICES": number}
+    command = ["run", "--nproc-per-node", "gpu", "--", "true"]
+    assert "Traceback" not in distboot(*command, env=environ).stderr
+    script = "import distboot; distboot.init('none', pass_local_rank=None)"
+    started = run(sys.executable, "train.py", f"--local_rank={number}", train=script)
+    assert "Traceback" not in started.stderr
+
+
+def test_shell_with_many_options_is_read_at_once(distboot: Run) -> None:
+    words = ["-o"] * 60
+    assert distboot("run", "--", "bash", *words, "--", timeout=20).returncode != 0

@@ -178,7 +178,7 @@ def test_rank_leaving_with_other_count_harms_no_key() -> None:
     assert job.sent().keys() == {0, 1, 2, 3}
 
 
-def test_keys_of_a_leader_that_has_gone_are_not_kept() -> None:
+def test_keys_of_a_gone_leader_are_not_kept() -> None:
     job = Job()
     job.keys.take(0, Leave(), 0.0)
     for number in range(1, 1500):

@@ -45,7 +45,7 @@ def test_host_that_may_just_have_died(
     assert liveness.is_unusually_silent(signs, 100.0 + after) is doubtful
 
 
-def test_silence_while_this_process_was_stopped_does_not_count() -> None:
+def test_silence_while_stopped_does_not_count() -> None:
     liveness = Liveness(15.0, 0.0)
     signs = Signs(100.0, 20.0)
     assert liveness.is_unusually_silent(signs, 100.0)

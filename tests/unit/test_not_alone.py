@@ -226,7 +226,7 @@ def test_hint_never_has_the_password_of_a_url() -> None:
     ],
     ids=" ".join,
 )
-def test_hint_has_no_numbers_that_are_not_those_of_nodes(environ: dict[str, str]) -> None:
+def test_hint_has_numbers_of_nodes_only(environ: dict[str, str]) -> None:
     assert "NODE_RANK=<number of this node> NUM_NODES=<nodes>" in _refusal(environ).hint
 
 

@@ -234,7 +234,7 @@ def test_question_is_judged_in_time_and_anyway(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_host_is_asked_after_a_cut_connection_was_given_up(
+def test_host_of_a_given_up_connection_is_asked(
     monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     result = errno.ECONNREFUSED if answers else errno.EINPROGRESS
@@ -492,7 +492,7 @@ def test_full_disk_leaves_no_log_file_open() -> None:
     assert opened() == before
 
 
-def test_file_system_that_does_not_answer_is_waited_for_a_second(
+def test_stalled_file_system_delays_one_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends = threading.Event()  # a stand-in for such a file system
@@ -510,12 +510,12 @@ def test_file_system_that_does_not_answer_is_waited_for_a_second(
     ]
 
 
-def test_time_in_which_the_agent_was_stopped_does_not_count(
+def test_time_while_stopped_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distboot.agent.loop._ASLEEP", -1.0)  # so that the first turn is as late
     skipped: list[float] = []
     shell = MagicMock(over=lambda _: skipped, due=lambda _: inf)
-    shell.own.skip = skipped.append
+    shell.own.watched = {0: MagicMock(skip=skipped.append)}
     EventLoop(shell).run()
     assert len(skipped) == 1

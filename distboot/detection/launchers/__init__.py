@@ -145,7 +145,7 @@ class Launcher(NamedTuple):
     @property
     def is_told_of_nodes(self) -> bool:
         """Whether the user tells it of the nodes, and may tell it of one on each of them."""
-        return self.told_ranks_per_node or self.uses_daemons or self.starts_daemons
+        return any((self.told_ranks_per_node, self.uses_daemons, self.starts_daemons))
 
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
