@@ -31,15 +31,29 @@ class Claim(NamedTuple):
 
 
 def conflict(
-    placement: Placement, other: str, rank: int, world_size: int, variables: str
+    placement: Placement,
+    other: str,
+    rank: int,
+    world_size: int,
+    variables: str,
+    *,
+    can_be_named: bool = True,  # whether the other one can, without clearing any variable
 ) -> DistbootError:
     """The error for another launcher with other numbers; one of both has left these variables."""
     own = placement.launcher
     numbers = f"rank {placement.rank} of {placement.world_size} ({placement.sources['rank']})"
+    hint = (
+        "name the one that started this very process, the last one typed: "
+        f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
+        f"or clear {variables} if left over from a shell or an image"
+    )
+    if not can_be_named:
+        hint = (
+            f"clear {variables} if left over from a shell or an image; "
+            f"or DISTBOOT_LAUNCHER={own} if this is {numbers}"
+        )
     return DistbootError(
         "conflicting-launchers",
         f"{own} says {numbers}, but {other} says rank {rank} of {world_size}",
-        "name the one that started this very process, the last one typed: "
-        f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
-        f"or clear {variables} if left over from a shell or an image",
+        hint,
     ).of(UNKNOWN_RANK)

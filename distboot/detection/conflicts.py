@@ -123,6 +123,7 @@ def _refuse_other_nodes(claim: Claim) -> None:
             theirs.rank,
             theirs.world_size,
             f"{own}, or {its},",
+            can_be_named=claimed_whole(other, claim.environ) is not None,
         )
 
 

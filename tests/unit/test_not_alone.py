@@ -187,6 +187,8 @@ def test_hint_has_the_variables_to_type() -> None:
         {"NXF_TASK_INDEX": "4", "NXF_TASK_COUNT": "8"},
         {"CASSANDRA_HOST_IPS": "10.0.0.4,10.0.0.5"},
         {"NEURON_PJRT_PROCESSES_NUM_DEVICES": "32"},
+        {"WORLD_SIZE": "1"},
+        {"TF_CONFIG": "{}"},
         {"NNODES": "01"},
         {"NNODES": "1.0"},
         {"NNODES": "1:1"},

@@ -144,6 +144,10 @@ def _refuse_older_step(reader: EnvReader) -> None:
                 f"contradicts {shown}: SLURM_STEP_* are left over from the step in which this job "
                 "was submitted, or `srun --preserve-env` kept the latter",
             )
+            reader.remedy = (
+                f"if srun started this process, leave --preserve-env out, or unset {of_job} "
+                f"before srun; else unset {of_step}"
+            )
             return
 
 

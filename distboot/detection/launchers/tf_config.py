@@ -118,6 +118,11 @@ def _with_chief(config: dict[str, Any], workers: list[Any]) -> dict[str, Any]:
     return fixed
 
 
+def _claim(environ: Mapping[str, str]) -> bool:
+    """Not with an empty object, which TensorFlow takes for none, too."""
+    return environ[_NAME].strip() != "{}"
+
+
 def _read(reader: EnvReader) -> None:
     reader.remedy = (
         'TF_CONFIG must be {"cluster": {"worker": ["host:port", …]}, '
@@ -307,6 +312,7 @@ TF_CONFIG = Launcher(
         '}},"task":{{"type":"worker","index":{rank}}}}}'
     ),
     markers=("TF_CONFIG",),
+    claim=_claim,
     needs_claim=True,
     more=_read,
     generic_names=True,

@@ -6,15 +6,25 @@ only. LOCAL_RANK without the rest is half of a launcher.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..env_reader import EnvReader
 from . import Launcher
 
 _RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
 _PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+_MARKERS = (*_RANK_AND_SIZE, *_PLACE)
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    """Not with WORLD_SIZE=1 alone, which an image may have: it cannot be one of several."""
+    there = [name for name in _MARKERS if name in environ]
+    is_one = there == ["WORLD_SIZE"] and environ["WORLD_SIZE"].strip() == "1"
+    return not is_one
 
 
 def _read(reader: EnvReader) -> None:
-    there = [name for name in (*_RANK_AND_SIZE, *_PLACE) if name in reader.environ]
+    there = [name for name in _MARKERS if name in reader.environ]
     reader.remedy = (
         "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear "
         f"{', '.join(there)} if left over"
@@ -34,7 +44,8 @@ TORCH = Launcher(
         "RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} NODE_RANK={node} "
         "MASTER_ADDR=10.0.0.4 MASTER_PORT=6105"
     ),
-    markers=(*_RANK_AND_SIZE, *_PLACE),
+    markers=_MARKERS,
+    claim=_claim,
     more=_read,
     in_order=(),  # a user may have numbered them as they like
     generic_names=True,
