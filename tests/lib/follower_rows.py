@@ -180,6 +180,7 @@ class PureFollower:
         return self.job.tick(self.now)
 
 
+_NO_REPORTS = "failures of other ranks are no longer reported"
 _GONE = ["do ShowStacks", "let reads go on"]
 
 ROWS: dict[str, Rows] = {
@@ -236,7 +237,7 @@ ROWS: dict[str, Rows] = {
         (
             Left(Detach(ended=True)),
             [
-                "say once: rank 0 has exited; failures of other ranks are no longer reported",
+                f"say once: rank 0 has exited; {_NO_REPORTS}",
                 *_GONE,
             ],
         ),
@@ -247,8 +248,7 @@ ROWS: dict[str, Rows] = {
         (
             Left(Detach(gave_up=True)),
             [
-                "say once: the agent of rank 0 has given up; "
-                "failures of other ranks are no longer reported",
+                f"say once: the agent of rank 0 has given up; {_NO_REPORTS}",
                 *_GONE,
             ],
         ),

@@ -292,7 +292,9 @@ class PureJob:
         """Nothing is open."""
 
     def _blame(self, _: Blame) -> None:
-        assert self._has_told or self.job.facts.cause is None, "all are told before a file is written"
+        assert self._has_told or self.job.facts.cause is None, (
+            "all are told before a file is written"
+        )
 
     # Events, as `agent/rank_connections` tells them to the job
 
