@@ -13,7 +13,7 @@ from ..base import settings
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.settings import option_help
-from ..base.text import did_you_mean, log_line
+from ..base.text import did_you_mean, log_line, short_repr
 from ..detection.local_rank_option import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from . import torchrun_options
@@ -38,7 +38,7 @@ def _text(is_valid: Callable[[str], object], problem: str) -> Callable[[str], st
         if not is_valid(text):
             from argparse import ArgumentTypeError  # here and below: most starts have no options
 
-            raise ArgumentTypeError(problem.format(repr(text)))
+            raise ArgumentTypeError(problem.format(short_repr(text)))
         return text
 
     return check
@@ -57,7 +57,8 @@ def _framework(text: str) -> str:
 
         meant = did_you_mean(text, names)
         listed = ", ".join(names)
-        raise ArgumentTypeError(f"{text!r} is not a valid framework: {meant}they are {listed}")
+        shown = short_repr(text)
+        raise ArgumentTypeError(f"{shown} is not a valid framework: {meant}they are {listed}")
     return name
 
 

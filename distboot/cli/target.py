@@ -201,7 +201,10 @@ def _after_dashes(command: str) -> str:
     is_here = os.sep not in command and os.path.isfile(command)
     if is_here:
         command = f"./{command}"
-    return f"any other command goes after '--': -- {escape_control(command)} …"
+    shown = escape_control(command)
+    if "@" in shown:  # it may be a URL with a password
+        shown = "COMMAND"
+    return f"any other command goes after '--': -- {shown} …"
 
 
 def _refuse_missing_module(name: str) -> None:

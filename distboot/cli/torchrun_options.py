@@ -336,6 +336,6 @@ def _refuse_backend(name: str | None) -> None:
     if name not in _BACKENDS:
         raise DistbootError(
             "usage",
-            f"--rdzv-backend {name}: the ranks meet at rank 0, and need nothing else",
+            f"--rdzv-backend {short_repr(name)}: the ranks meet at rank 0, and need nothing else",
             "leave it out, and give --rdzv-endpoint the host of node 0",
         )

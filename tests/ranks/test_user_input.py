@@ -244,3 +244,21 @@ def test_number_of_many_digits_is_no_traceback(distboot: Run, run: Run) -> None:
 def test_shell_with_many_options_is_read_at_once(distboot: Run) -> None:
     words = ["-o"] * 60
     assert distboot("run", "--", "bash", *words, "--", timeout=20).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rdzv-backend", "{}", "x.py"],
+        ["--framework", "{}", "x.py"],
+        ["--pass-local-rank={}", "x.py"],
+        ["--nnodes={}", "x.py"],
+        ["{}"],
+    ],
+    ids=" ".join,
+)
+def test_password_in_a_word_is_not_repeated(distboot: Run, words: list[str]) -> None:
+    url = "https://user:hunter2@host"
+    done = distboot("run", *(word.format(url) for word in words))
+    assert done.returncode != 0
+    assert "hunter2" not in done.stdout + done.stderr
