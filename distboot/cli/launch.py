@@ -32,12 +32,13 @@ class Launch(NamedTuple):
     inner: Nested | None
     environ: Mapping[str, str]  # of this process
 
-    @property
-    def is_for_node(self) -> bool:
+    def starts_ranks(self, placement: Placement) -> bool:
         """Whether the command or the wrapper starts ranks, so that this process need not be one."""
-        if self.inner is not None and self.inner.is_told_of_nodes:
-            return True
-        return self.options.nproc_per_node is not None
+        wrapper_does = self.options.nproc_per_node is not None
+        if self.inner is None:
+            return wrapper_does
+        is_one_node = placement.world_size == 1
+        return any((wrapper_does, self.inner.is_told_of_nodes, is_one_node))
 
     def apart(self, placement: Placement, ranks: int) -> str | None:
         """Why the processes may train apart, or None.

@@ -59,7 +59,7 @@ def run(words: list[str]) -> int:
         check_local_rank(options, target, launch.nested, placement)
         warn_of_misplaced(target, placement)
         warn_of_world_size(placement, environ)
-        if not launch.is_for_node:
+        if not launch.starts_ranks(placement):
             refuse_unless_rank(placement)
         if launch.inner is None:
             fit_to_script(options, target, environ)

@@ -9,7 +9,16 @@ from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
 from inside import of_all, refuse_idle_accelerators
-from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
+from launched import (
+    FILES,
+    MPI_ENV,
+    MPIRUN,
+    OPENMPI4,
+    json_lines,
+    needs_mpirun,
+    needs_openmpi4,
+    needs_torch,
+)
 from process1 import Mode, in_modes, wrapped
 from supervised import until
 from wrappers import alive
@@ -132,6 +141,16 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
         (0, 2, 0),
         (1, 2, 0),
     ]
+
+
+@needs_torch
+def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nos.write(1, os.environ['RANK'].encode())\n")
+    pod = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"}
+    command = ["run", "--", sys.executable, "-m", "torch.distributed.run", "train.py"]
+    done = distboot(*command, env=pod)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout) == ["0", "1"]
 
 
 def test_pod_of_one_process_keeps_its_rank(distboot: Run) -> None:
