@@ -21,11 +21,12 @@ from ..detection import export
 from ..detection.detect import refuse_unless_rank
 from ..detection.here import detect_here
 from ..detection.order import LAUNCHERS
-from ..detection.placement import Placement
+from ..detection.placement import OFF, Placement
 from ..frameworks import _torch
 from ..startup import bound_cpus
 from . import torchrun_options
 from .launch import Launch, launch_of, with_ranks
+from .nested_launcher import Nested, nested_launcher
 from .nproc_per_node import count_of
 from .run_options import check_local_rank, complete, overriding, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
@@ -34,20 +35,21 @@ from .target import target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from types import SimpleNamespace
+
     from ..agent.logs import Logs
     from ..base.settings import SupervisionSettings
-    from .nested_launcher import Nested
+
+# What detection refuses where a launcher below the wrapper may number the ranks
+_NO_RANK = ("not-alone", "node-level-launch")
 
 
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
     environ = os.environ  # which everything below is given
     options, given = parse(words, environ)
-    try:
-        placement = detect_here(environ, launcher=options.launcher)
-    except DistbootError as error:
-        torchrun_options.refuse_unnumbered(options, error)
-        raise
+    placement = _placement(options, given, environ)
     warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
         given_options = overriding(options)
@@ -71,6 +73,23 @@ def run(words: list[str]) -> int:
         launch.warn_of_unused(placement)
         bound_cpus.warn_of_rank(placement, environ)
         return _run_rank(launch, export.require_master(placement))
+
+
+def _placement(
+    options: SimpleNamespace, given: list[str], environ: MutableMapping[str, str]
+) -> Placement:
+    try:
+        return detect_here(environ, launcher=options.launcher)
+    except DistbootError as error:
+        torchrun_options.refuse_unnumbered(options, error)
+        if error.code not in _NO_RANK:
+            raise
+        nested = nested_launcher(target_of(given), environ)
+        is_told_of_nodes = nested is not None and nested.is_told_of_nodes
+        if not is_told_of_nodes:
+            raise
+    # The launcher numbers the ranks, and this process is none
+    return detect_here(environ, launcher=OFF)
 
 
 def _refuse_binding(inner: Nested, kind: str) -> None:

@@ -153,6 +153,21 @@ def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> 
     assert sorted(done.stdout) == ["0", "1"]
 
 
+@needs_torch
+def test_torchrun_told_of_nodes_needs_no_rank(
+    distboot: Run, tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "train.py").write_text("import os\nos.write(1, os.environ['RANK'].encode())\n")
+    elastic = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    environ = {"MASTER_ADDR": "192.0.2.7", "PET_NNODES": "1:2"}
+    done = distboot("run", "--", *torchrun, *elastic, "train.py", env=environ)
+    assert (done.returncode, done.stdout) == (0, "0"), done.stderr
+    told_of_one = distboot("run", "--", *torchrun, "train.py", env={"MASTER_ADDR": "192.0.2.7"})
+    assert told_of_one.returncode == 78
+    assert "error[not-alone]" in told_of_one.stderr
+
+
 def test_pod_of_one_process_keeps_its_rank(distboot: Run) -> None:
     pod = {
         **TRAINJOB,
