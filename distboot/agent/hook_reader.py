@@ -23,6 +23,7 @@ from ..job.stacks import ANOTHER, THREADS
 from ..script.progress import is_our_thread
 
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
+_EXCEPTION = b"\0exception "  # how the event begins that tells of one
 _LONGEST = 3500  # characters of a text
 _MOST_KEPT = 16384  # bytes: what faulthandler writes of many threads
 _MOST_STACKS = 1 << 21  # bytes: what it writes of a hundred, while they are read
@@ -40,11 +41,14 @@ class HookReader:
         self.pipe = pipe
         self.ended = False
         self.expects_stacks = False
+        # Whether a dump that has arrived is older than an exception among the events
+        self.dump_is_first = False
         self._secret = secret
         self._buffer = b""
 
     def read(self) -> list[tuple[str, int, str]]:
         """The complete events that have arrived: kind, process, text."""
+        self.dump_is_first = False
         found = []
         for data in self._arrived():
             self._buffer += data
@@ -53,6 +57,9 @@ class HookReader:
         return found + self._take_events()
 
     def _take_events(self) -> list[tuple[str, int, str]]:
+        start = self._buffer.find(_EXCEPTION)
+        before = self._buffer[: max(start, 0)]
+        self.dump_is_first |= _ONE_THREAD in before
         events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
         found = []

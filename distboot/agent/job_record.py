@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _LINE_LIMIT = 1.0
 _REPORT_LIMIT = 10.0
 _WRITER = "distboot-writer"
+_writing = threading.Lock()
 
 
 class JobRecord:
@@ -59,15 +61,15 @@ class JobRecord:
         path = self._facts.settings.bad_hosts
         if path is None or self._has_stalled:
             return
-        from .bad_hosts import append  # here, as few jobs have such a file
-
-        write = partial(
-            append,
-            path,
-            effect.host,
-            effect.why,
-        )
         try:
+            from .bad_hosts import append  # here, as few jobs have such a file
+
+            write = partial(
+                append,
+                path,
+                effect.host,
+                effect.why,
+            )
             result_within(_LINE_LIMIT, _WRITER, write, f"{path} does not answer")
         except (OSError, ValueError, DistbootError) as error:
             self._has_stalled = isinstance(error, TimeoutError)
@@ -114,7 +116,7 @@ class JobRecord:
         if settings.report is None or self._log[0].event != "rendezvous_started":
             return
         content = partial(job_report, *known, earlier, before=before)
-        write = partial(try_to_write, settings.report, content)
+        write = partial(_in_order, try_to_write, settings.report, content)
         problem = _within_report_limit(write, settings.report)
         if problem is not None:
             self._shell.say(problem)
@@ -136,6 +138,12 @@ class JobRecord:
         if has_ended_well and not cause.is_failure:  # a signal that all have handled
             return 0
         return cause.exit_code
+
+
+def _in_order(write: Callable[..., str | None], *arguments: object) -> str | None:
+    """Write a report after that of an earlier round, which may still be at it."""
+    with _writing:
+        return write(*arguments)
 
 
 def _within_report_limit(write: Callable[[], str | None], path: str) -> str | None:

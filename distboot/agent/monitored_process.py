@@ -228,7 +228,10 @@ class MonitoredProcess:
         return self.of.shell.root_cause is None
 
     def _read_hooks(self, now: float) -> None:
-        for kind, pid, text in self._hooks.read():
+        events = self._hooks.read()
+        if self._hooks.dump_is_first and self._hooks.take_dump():
+            self.terminating(now)  # whose handler raises
+        for kind, pid, text in events:
             if kind in OF_TRAINING:  # also from a Python below a shell
                 self.of.follow(pid)
                 self._report_progress(kind, pid, text, now)

@@ -6,7 +6,7 @@ The connection may be in three states besides open (`job/rank_0_link`):
   ranks continue; each attempt to connect anew may end that before the old connection speaks again.
 - *closed*: it has ended without an exit report. The agent returns within `_RETURN_TIMEOUT`, or rank
   0 counts as lost. Where the network was cut and the kernel has given the connection up, that says
-  nothing about rank 0, so there is no such limit.
+  nothing about rank 0, so there is no such limit as long as its host answers at another port.
 - *gone*: there is no connection any more, as rank 0 has left, is lost, or was abandoned.
 
 Both sides count messages, so that a new connection continues where the old one has ended: see

@@ -158,7 +158,7 @@ class RankConnections:
         seconds = _RETURN_TIMEOUT
         if connection.liveness.unreachable_since is not None:
             if error.gave_up:
-                return  # that says nothing about the peer, which may return whenever it can
+                return  # the peer may return whenever it can, while its host answers
             seconds = _RETURN_TIMEOUT_AFTER_CUT
         # An agent greets over its new connection before it closes the old one
         seconds = max(seconds, self._greeted_until - now)

@@ -116,6 +116,7 @@ def _run_rank(launch: Launch, placement: Placement) -> int:
         return _run_in_job(launch, placement, launch.target.missing() or problem, logs)
     if options.report and placement.rank == 0:
         log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
+    problem = launch.target.problem or problem
     if problem is not None:
         raise problem
     return _run_single(launch, placement, logs)

@@ -149,6 +149,8 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if _is_flag(target):  # `torchrun -m --nproc-per-node 8 module`
         before = words[: len(words) - len(target)]
         options, target = _parsed([*before, *target[1:]], environ)
+        if target[:1] in (["--"], ["-m"]):
+            target = target[1:]
         target = ["-m", *target]
     drops_separator = torchrun_options.has_any(options)
     if options.share_env is not None:

@@ -37,6 +37,8 @@ class Target(NamedTuple):
     # Where the arguments of a script or module begin in it; its end for any other command
     start: int
     is_command: bool = False  # whether it is any other command, behind `--`
+    # Why its script or module cannot run on this host; other ranks may have it
+    problem: DistbootError | None = None
 
     def with_local_rank(self, local_rank: str, name: str) -> list[str]:
         """The command with the local rank as the script's first argument, or the command's last."""
@@ -105,7 +107,9 @@ class Target(NamedTuple):
         return beginning(script)
 
     def missing(self) -> DistbootError | None:
-        """The error if this host does not have the program; other ranks may have it."""
+        """The error if this host does not have what is to run; other ranks may have it."""
+        if self.problem is not None:
+            return self.problem
         from shutil import which  # here, so that a process that is alone does not pay for it
 
         program = self.words[0]
@@ -139,10 +143,10 @@ def target_of(given: list[str]) -> Target:
     python = [sys.executable, *_interpreter_options()]
     if first == "-m":
         _refuse_nothing_after(given, "module")
-        _refuse_missing_module(given[1])
-        return Target([*python, *given], len(python) + 2)
-    _refuse_unreadable(first)
-    target = Target([*python, *given], len(python) + 1)
+        problem = _missing_module(given[1])
+        return Target([*python, *given], len(python) + 2, problem=problem)
+    problem = _unreadable(first)
+    target = Target([*python, *given], len(python) + 1, problem=problem)
     _refuse_shell_script(target)
     return target
 
@@ -158,16 +162,17 @@ def _refuse_nothing_after(given: list[str], what: str) -> None:
         )
 
 
-def _refuse_unreadable(script: str) -> None:
+def _unreadable(script: str) -> DistbootError | None:
     if not os.path.exists(script):
-        raise _no_script(script)
-    if not os.access(script, os.R_OK):
-        message = f"the script {short_repr(script)} is not readable"
-        raise DistbootError(
-            "command-not-executable",
-            message,
-            "chmod +r it",
-        )
+        return _no_script(script)
+    if os.access(script, os.R_OK):
+        return None
+    message = f"the script {short_repr(script)} is not readable"
+    return DistbootError(
+        "command-not-executable",
+        message,
+        "chmod +r it",
+    )
 
 
 def _refuse_shell_script(target: Target) -> None:
@@ -207,8 +212,8 @@ def _after_dashes(command: str) -> str:
     return f"any other command goes after '--': -- {shown} …"
 
 
-def _refuse_missing_module(name: str) -> None:
-    """Refuse a module that this Python does not find, for which Python itself exits with 1."""
+def _missing_module(name: str) -> DistbootError | None:
+    """The error for a module that this Python does not find, for which it would exit with 1."""
     from .module_lookup import missing_part  # here, as most run a script
 
     missing = None
@@ -216,12 +221,12 @@ def _refuse_missing_module(name: str) -> None:
     with suppress(KeyError):
         missing = missing_part(name)
     if missing is None:
-        return
+        return None
     what = f"there is no module {short_repr(name)}"
     if missing != name:
         what = f"{what}: {short_repr(missing)} is missing"
     hint = f"check the spelling and PYTHONPATH, or install it for {sys.executable}"
-    raise DistbootError(
+    return DistbootError(
         "command-not-found",
         what,
         hint,

@@ -122,7 +122,7 @@ _NODES = "nodes"  # the launcher that reads these variables
 
 
 def has_any(options: SimpleNamespace) -> bool:
-    """Whether one of the options is there that only torchrun has."""
+    """Whether one of torchrun's options is there."""
     values = [getattr(options, name) for name in _NAMES]
     return any(values)
 
@@ -157,7 +157,7 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
 
     Raises `usage`: they contradict each other, or ask for what is not there.
     """
-    if options.tee not in (None, "0"):
+    if options.tee not in (None, "", "0"):
         _refuse_streams(options.tee)
         options.log_prefix = True
     _refuse_backend(options.rdzv_backend)
@@ -287,7 +287,7 @@ def _one_node(nnodes: str | None) -> int:
     if nnodes not in (None, "1", "1:1"):
         raise DistbootError(
             "usage",
-            f"--standalone is for one node, and --nnodes is {nnodes}",
+            f"--standalone is for one node, and --nnodes is {short_repr(nnodes)}",
             "leave --standalone out where there are more nodes",
         )
     return 1

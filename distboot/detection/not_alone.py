@@ -73,7 +73,7 @@ def _remedy(found: Sequence[Sign], placement: Placement) -> str:
             break
     numbers = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
     if placement.sources["rank"] == VARIABLES["rank"]:
-        numbers = f"env -u RANK -u WORLD_SIZE {numbers}"
+        numbers = f"env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE {numbers}"
     return (
         f"with one process per node: {numbers} {_WRAPPER}; "
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "

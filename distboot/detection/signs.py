@@ -61,7 +61,7 @@ _KINDS = (
     *("RANKID", "NO"),
 )
 _NODES = ("NODE", "HOST", "MACHINE", "POD", "VM", "INSTANCE")  # each may have several ranks
-_COUNT_OF_PROCESSES = pattern(r"\w*(WORLD(_?SIZE)?|RANKS?(_\w+)?|PROC(ES)?S?(ES)?(_\w+)?)")
+_OF_PROCESSES = pattern(r"WORLD|RANK|PROC")
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
 _INDEX = pattern(
@@ -242,7 +242,7 @@ def other_nodes(
         is_compared = prefix != "" and family not in families
         if not is_compared:
             continue
-        of_processes = counts_processes(sign.variables[1])
+        of_processes = all((_is_of_node(index), counts_processes(sign.variables[1])))
         contradicts = _contradicts(index, sign.values, of_processes, placement)
         if contradicts:
             return sign
@@ -335,16 +335,33 @@ def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | 
     return found[0]
 
 
-def _counts_others(index: re.Match[str], count: str) -> bool:
-    """Whether a count is one of processes beside an index of nodes, or the other way around."""
-    noun = index["noun"] or ""
-    of_node = noun.removesuffix("_") in _NODES
-    return counts_processes(count) == of_node
+def _counts_others(index: re.Match[str], count: str) -> tuple[bool, bool]:
+    """Whether a count is not one of what the index numbers; and whether one of them is of nodes."""
+    is_same = _numbered(index) in _counted(count)
+    return not is_same, counts_processes(count) == _is_of_node(index)
+
+
+def _is_of_node(index: re.Match[str]) -> bool:
+    """Whether an index is one of nodes, each of which may have several ranks."""
+    return _numbered(index) in _NODES
+
+
+def _numbered(index: re.Match[str]) -> str:
+    """What an index numbers: `NODE` for `ACME_NODE_RANK`."""
+    return str(index["noun"]).removesuffix("_")
 
 
 def counts_processes(name: str) -> bool:
     """Whether a count is one of processes, of which a node may have several."""
-    return _COUNT_OF_PROCESSES.fullmatch(name.upper()) is not None
+    return _OF_PROCESSES.search(_counted(name)) is not None
+
+
+def _counted(name: str) -> str:
+    """What a count counts: `NUM_NODES` of `ACME_NUM_NODES`; empty if it does not say that."""
+    count = _COUNT.fullmatch(name.upper())
+    assert count is not None
+    named = count.group("noun", "plural")
+    return "".join(filter(None, named))
 
 
 def _may_count(index: re.Match[str], count: str) -> bool:

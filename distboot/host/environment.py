@@ -50,7 +50,7 @@ _NAMES_SECRET = re.compile(
 _HAS_LOGIN = re.compile(
     r"""
     ://[^/\s]+@
-    |[?&;](sig|([\w-]+[-_])?signature|AccountKey|SharedAccessKey|Shared\w+Signature
+    |(^|[?&;])\s*(sig|([\w-]+[-_])?signature|AccountKey|SharedAccessKey|Shared\w+Signature
     |([\w-]+[-_])?token|pass(word)?|pwd|secret|api[-_]?key)=
     """,
     re.VERBOSE | re.IGNORECASE,

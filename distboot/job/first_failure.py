@@ -78,10 +78,13 @@ class RootCauseAnalysis:
     _interrupted: set[int] = field(default_factory=set)  # ranks that have got Ctrl-C
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
+        delay = _FAILURE_DUE[end.is_secondary]
+        if end.external_signal is not None:
+            delay = max(delay, SETTLING)  # as for the signal
         report = FailureReport(
             kind="failed",
             member=member,
-            due=now + _FAILURE_DUE[end.is_secondary],
+            due=now + delay,
             end=end,
             is_secondary=end.is_secondary,
             may_be_consequence=end.may_be_consequence,

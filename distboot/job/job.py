@@ -28,7 +28,7 @@ from ..rendezvous.protocol import ProtocolError
 from . import messages, stay
 from .agent_job import AgentJob
 from .check import CheckService
-from .effects import Amend, Conclude, Effect, Heard, Record, Remind, Request, Say, Send, Tell
+from .effects import Amend, Blame, Conclude, Effect, Heard, Record, Remind, Request, Say, Send, Tell
 from .exit_status import ExitStatus
 from .facts import Facts
 from .failure_service import FailureService
@@ -213,6 +213,7 @@ class Job(AgentJob):
             service.settle(self._now)
         effects = self._effects
         self._effects = []
+        effects.sort(key=_is_blame)  # last, as the file system may not answer
         return effects
 
     def _emit(self, effect: Effect | Request) -> None:
@@ -284,3 +285,7 @@ def _with_exception(end: ExitStatus, failing: ExitStatus | None) -> ExitStatus:
     if failing is None or end.crash or end.exception is not None:
         return end
     return replace(end, exception=failing.exception)
+
+
+def _is_blame(effect: Effect) -> bool:
+    return isinstance(effect, Blame)

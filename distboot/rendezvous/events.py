@@ -26,7 +26,7 @@ Kind = Literal[
     "not_ready",
     "registered",  # pid, cpus (to which it is bound): its failures are detected from now on
     "phases",  # the time of each step that it has taken: OWN
-    "failing",  # text: it is about to fail, or cannot continue
+    "failing",  # text, and an external_signal: it is about to fail, or cannot continue
     # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause), hides (see
     # `job/root_cause.from_hidden`)
     "exited",

@@ -140,15 +140,18 @@ def _failed_ranks(events: Sequence[Event]) -> set[Any]:
     After the root cause, ranks end and become unreachable without a failure of their own.
     """
     failed = set()
+    stopped: set[Any] = set()  # those whose failure a signal from outside may explain
     failures = {"failing", "unreachable"}
     for one in events:
-        is_stopped = one.details.get("external_signal") is not None
-        if one.event in failures and not is_stopped:
+        if one.event in failures:
             failed.add(one.rank)
         elif one.event == "reachable":
             failed.discard(one.rank)
         elif one.event == "root_cause":
             failures.discard("unreachable")
+            failed -= stopped
+        if one.details.get("external_signal") is not None:
+            stopped.add(one.rank)
     return failed
 
 

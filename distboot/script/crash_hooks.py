@@ -59,6 +59,7 @@ _FRAMEWORKS = (
     "distboot.initialize",
 )
 _WRAPPERS = f"_{__name__}"  # this file, where the wrapper has had it loaded
+_POLLING = 0.05  # seconds
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 
 _NO_PIPE = (-1, 0)  # what is written there is dropped: nothing reads events
@@ -68,6 +69,7 @@ _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 _awaited: set[str] = set()  # modules that a `_Finder` looks for
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
+_term_at = float("inf")  # when a SIGTERM has arrived after which the script goes on
 _reported: BaseException | None = None  # the last exception that the agent has been told of
 _has_closed = False  # whether the script has closed its context: no peer can fail it any more
 _enables_dumps = False  # whether faulthandler is enabled by us, not by the user
@@ -245,6 +247,19 @@ def note_context(*, is_closed: bool) -> None:
         note(is_closed=is_closed)
 
 
+def note_term() -> None:
+    """A SIGTERM has arrived, and the script goes on, as it reads `ctx.preempted`."""
+    global _term_at  # noqa: PLW0603 - as a process has one excepthook
+    _term_at = time.monotonic()
+    # The wrapper may be one of an older distboot
+    note = getattr(sys.modules.get(_WRAPPERS), "note_term", _ignore)
+    note()
+
+
+def _ignore() -> None:
+    """Do nothing."""
+
+
 def _of_error(text: str) -> Description:
     return describe_text("distboot.DistbootError", text, _clean)
 
@@ -417,10 +432,16 @@ def _is_interactive() -> bool:
 
 
 def _wait_for_wrapper() -> bool:
-    """Where another rank has failed first, the wrapper stops this one meanwhile."""
-    if not sys.modules.keys().isdisjoint(_FRAMEWORKS):  # else it is another program of the script
-        time.sleep(_EXPLAINED)
-    return False
+    """Where another rank has failed first, the wrapper stops this one meanwhile.
+
+    A script that reads `ctx.preempted` goes on after the SIGTERM.
+    """
+    if sys.modules.keys().isdisjoint(_FRAMEWORKS):  # another program of the script
+        return False
+    end = time.monotonic() + _EXPLAINED
+    while time.monotonic() < min(end, _term_at):
+        time.sleep(_POLLING)
+    return _term_at < end
 
 
 # Whether another rank has failed first; asks the agent where that is not the wrapper

@@ -311,6 +311,7 @@ def _receive(number: int) -> None:
     name = signal.Signals(number).name
     _current.request(name)
     if number == signal.SIGTERM:
+        crash_hooks.note_term()
         crash_hooks.emit(crash_hooks.TERM)
 
 

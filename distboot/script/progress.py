@@ -151,7 +151,7 @@ class Movement:
         return True
 
     def skip(self, seconds: float) -> None:
-        """Leave out a time in which all processes of the job were stopped."""
+        """Leave out a time in which this process was stopped, most likely."""
         self.since += seconds
         self.used_at += seconds
         self._read_at += seconds

@@ -154,9 +154,7 @@ def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> 
 
 
 @needs_torch
-def test_torchrun_told_of_nodes_needs_no_rank(
-    distboot: Run, tmp_path: Path, port: int
-) -> None:
+def test_torchrun_told_of_nodes_needs_no_rank(distboot: Run, tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").write_text("import os\nos.write(1, os.environ['RANK'].encode())\n")
     elastic = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]

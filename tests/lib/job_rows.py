@@ -233,7 +233,6 @@ class PureJob:
         self._returning: dict[int, float] = {}
         self._unreachable: set[int] = set()
         self._has_concluded = False
-        self._has_told = False
         self._printed: list[str] = []
         self._sent: dict[str, list[int]] = {}  # name of a message -> to which ranks
         self._recorded: list[str] = []
@@ -245,7 +244,7 @@ class PureJob:
             Reply: self._reply,
             Send: self._send,
             QuestionPeers: lambda _: None,
-            Blame: self._blame,
+            Blame: lambda _: None,
         }
         self._happens: dict[type, Callable[[Any], list[Effect]]] = {
             Take: self._take,
@@ -269,12 +268,12 @@ class PureJob:
 
     def after(self, event: Event) -> list[str]:
         """What an event leads to."""
-        effects = self._happens[type(event)](event) + self.job.tick(self.now)
+        effects = self._happens[type(event)](event) + self._tick()
         turns = 1
         while self.job.due() <= self.now:  # a question that no rank is to answer, for example
             assert turns < _MOST_TURNS, "the loop of the agent cannot sleep"
             turns += 1
-            effects += self.job.tick(self.now)
+            effects += self._tick()
         self.effects = effects
         return self._lines(effects)
 
@@ -291,10 +290,11 @@ class PureJob:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _blame(self, _: Blame) -> None:
-        assert self._has_told or self.job.facts.cause is None, (
-            "all are told before a file is written"
-        )
+    def _tick(self) -> list[Effect]:
+        effects = self.job.tick(self.now)
+        files = [isinstance(effect, Blame) for effect in effects]
+        assert files == sorted(files), "all are told before a file is written"
+        return effects
 
     # Events, as `agent/rank_connections` tells them to the job
 
@@ -411,7 +411,6 @@ class PureJob:
         self._recorded.append(f"record: {effect.event}{whose}")
 
     def _tell(self, effect: Tell) -> None:
-        self._has_told = True
         if not self._has_concluded:
             self._printed.append(f"say: {effect.cause.headline}")
         self._note("Abort", self.members)

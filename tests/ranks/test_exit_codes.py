@@ -227,4 +227,4 @@ def test_exception_of_a_signal_handler_is_no_failure(start: Start, init: bool) -
     os.kill(pids[1] if init else running.processes[1].pid, signal.SIGTERM)
     running.codes()
     assert ": stopped by an external SIGTERM" in running.summary()
-    assert "failed" not in running.summary()
+    assert "failed first" not in running.summary()

@@ -237,6 +237,8 @@ def test_count_of_nodes_is_found_in_any_order() -> None:
     assert "NODE_RANK=$ACME_NODE_RANK NUM_NODES=$ACME_NUM_NODES" in _refusal(several).hint
     of_platform = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", **several}
     assert _elsewhere(of_platform).num_nodes == 2
+    of_workers = {"ACME_WORLD_SIZE": "16", "ACME_WORKER_INDEX": "1", "ACME_NUM_WORKERS": "4"}
+    assert "ACME_NUM_WORKERS='4' disagree" in str(_refusal({**of_platform, **of_workers}))
 
 
 @pytest.mark.parametrize("value", ["two", "0", "-2", "all"])
@@ -263,6 +265,8 @@ SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}
         {"ACME_WORKER_INDEX": "0", "ACME_GROUP_SIZE": "4"},
         {"ACME_WORKER_INDEX": "2", "ACME_GROUP_SIZE": "2"},
         {"ACME_RANK": "1", "ACME_WORLD_SIZE": "3"},
+        {"ACME_WORKER_INDEX": "0", "ACME_NUM_WORKERS": "4"},
+        {"DATAPROC_NODE_RANK": "0", "DATAPROC_NUM_NODES": "4"},
     ],
     ids=" ".join,
 )
@@ -309,7 +313,7 @@ def test_rank_0_of_1_outweighs_no_signs() -> None:
     refusal = refused({**one, **UNKNOWN})
     assert refusal.code == "not-alone"
     assert "launcher 'torch' says rank 0 of 1 (RANK)" in refusal.message
-    assert "env -u RANK -u WORLD_SIZE NODE_RANK=$ACME_NODE_RANK" in refusal.hint
+    assert "-u LOCAL_WORLD_SIZE NODE_RANK=$ACME_NODE_RANK" in refusal.hint
     refusal = refused({**one, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"})
     assert refusal.code == "conflicting-launchers"
     assert "SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES" in refusal.hint

@@ -146,7 +146,7 @@ def _refuse_older_step(reader: EnvReader) -> None:
             )
             reader.remedy = (
                 f"if srun started this process, leave --preserve-env out, or unset {of_job} "
-                f"before srun; else unset {of_step}"
+                "before srun; else unset all SLURM_STEP_*"
             )
             return
 
