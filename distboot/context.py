@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -143,6 +144,7 @@ class Context:
     # Id of a thread -> the block that it is in.
     _inside: dict[int, str | None] = field(default_factory=dict, repr=False)
     _turns: _Turns = field(default_factory=_Turns, repr=False)
+    _process: int = field(default_factory=os.getpid, repr=False)
 
     @property
     def closed(self) -> bool:
@@ -200,6 +202,7 @@ class Context:
                 `local_main_first`, while another thread is in one, in a signal handler that
                 interrupts it, or after `close()`; or the context is closed meanwhile.
         """
+        self._refuse_fork(_BARRIER)
         self._refuse_closed(_BARRIER)
         self._refuse_ended(_BARRIER)
         self._refuse_inside(_BARRIER)
@@ -266,6 +269,15 @@ class Context:
                 "usage",
                 f"{what} after close()",
                 "call it before, or init() again",
+            )
+
+    def _refuse_fork(self, what: str) -> None:
+        """Refuse a collective operation in a process that is not the rank."""
+        if os.getpid() != self._process:
+            raise DistbootError(
+                "already-joined",
+                f"{what} in a process that the rank forked: the rank is process {self._process}",
+                "call it there, not in this process",
             )
 
     def _refuse_ended(self, what: str) -> None:

@@ -11,7 +11,8 @@ from contextlib import suppress
 
 from .text import writes_json
 
-_NARROWEST = 20  # columns; a terminal that does not say how many it has says 0
+_NARROWEST = 20  # columns
+_USUAL = 80  # of a terminal that says 0, as it does not know
 _CLEAR = "\r\x1b[K"  # to the beginning of the line, and erase it
 _PLAIN = "\x1b[0m"
 _RED = "\x1b[1;31m"
@@ -59,7 +60,7 @@ def show(file: int, text: str) -> None:
     """Show a line in place of the one before; what anybody prints next is written over it."""
     global _has_line  # noqa: PLW0603 - a process has one terminal
     with suppress(OSError):
-        width = os.get_terminal_size(file).columns
+        width = os.get_terminal_size(file).columns or _USUAL
         width = max(width, _NARROWEST)
         line = text
         if len(line) >= width:

@@ -59,7 +59,8 @@ def run(words: list[str]) -> int:
         target = target_of(given)
         launch = launch_of(options, target, environ)
         check_local_rank(options, target, launch.nested, placement)
-        warn_of_misplaced(target, placement)
+        if launch.nested is None:  # else these may be options of the launcher
+            warn_of_misplaced(target, placement)
         warn_of_world_size(placement, environ)
         if not launch.starts_ranks(placement):
             refuse_unless_rank(placement)

@@ -146,12 +146,8 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
         options, target = _parsed(words, environ)
     if target[:1] == ["--module"]:
         target[0] = "-m"
-    if _is_flag(target):  # `torchrun -m --nproc-per-node 8 module`
-        before = words[: len(words) - len(target)]
-        options, target = _parsed([*before, *target[1:]], environ)
-        if target[:1] in (["--"], ["-m"]):
-            target = target[1:]
-        target = ["-m", *target]
+    if _is_flag(target):
+        options, target = _parsed_with_flag(words, target, environ)
     drops_separator = torchrun_options.has_any(options)
     if options.share_env is not None:
         settings.value_of("DISTBOOT_SHARE_ENV", environ, options.share_env)
@@ -172,6 +168,17 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if options.exec:
         _refuse_with_exec(options)
     return options, target
+
+
+def _parsed_with_flag(
+    words: list[str], target: list[str], environ: MutableMapping[str, str]
+) -> tuple[SimpleNamespace, list[str]]:
+    """The same for `torchrun -m --nproc-per-node 8 module`."""
+    before = words[: len(words) - len(target)]
+    options, module = _parsed([*before, *target[1:]], environ)
+    if module[:1] in (["--"], ["-m"]):
+        module = module[1:]
+    return options, ["-m", *module]
 
 
 def _is_flag(target: Sequence[str]) -> bool:

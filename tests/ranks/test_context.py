@@ -119,6 +119,22 @@ start()
 
 
 @pytest.mark.ranks(2)
+def test_barrier_in_a_fork_is_refused() -> None:
+    pytest.importorskip("torch.distributed")
+    with distboot.init(join_timeout=60) as ctx:
+        child = os.fork()
+        if child == 0:
+            try:
+                ctx.barrier()
+            except distboot.DistbootError as error:
+                os._exit(error.code == "already-joined")
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        ctx.barrier()
+
+
+@pytest.mark.ranks(2)
 def test_init_close_init() -> None:
     dist = pytest.importorskip("torch.distributed")
     for _ in range(3):

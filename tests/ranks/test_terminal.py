@@ -40,12 +40,15 @@ def test_missing_ranks_are_one_line_in_place(clean_env: Env, port: int) -> None:
     assert "trained" in _lines(seen)
 
 
-def test_line_in_place_is_cut_to_the_window(clean_env: Env, port: int) -> None:
-    with terminal(_node(0, port), clean_env, columns=40) as seen:
+@pytest.mark.parametrize(("columns", "length"), [(40, 39), (0, 79)])
+def test_line_in_place_is_cut_to_the_window(
+    clean_env: Env, port: int, columns: int, length: int
+) -> None:
+    with terminal(_node(0, port), clean_env, columns=columns) as seen:
         seen.wait_for("distboot: 1/2 nodes joined (")
         seen.wait_for(f"\r{CLEARED}")
         shown = seen.text.split(CLEARED)[1].rstrip("\r")
-    assert len(shown) == 39
+    assert len(shown) == length
 
 
 def test_stopped_output_does_not_stop_the_roll_call(clean_env: Env, port: int) -> None:
