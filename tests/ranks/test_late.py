@@ -214,9 +214,10 @@ def test_rank_moves_with_a_number_or_by_working() -> None:
         assert not busy.stalled((0, 0), now=time.monotonic())
     assert not Movement(os.getppid(), 0.0, now=0.0).stalled((0, 0), now=1e9), "0 is never"
     paused = Movement(os.getppid(), 10.0, now=0.0)
+    assert not paused.stalled((0, 1), now=1.0), "it has begun a step"
     paused.skip(40.0)
-    assert not paused.stalled((0, 0), now=49.0)
-    assert paused.stalled((0, 0), now=50.0)
+    assert not paused.stalled((0, 1), now=50.0)
+    assert paused.stalled((0, 1), now=51.0)
 
 
 class Job0:
