@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -128,6 +127,7 @@ class Context:
     hosts: tuple[str, ...]
     _barrier: Callable[[], None] = field(repr=False)
     _wait_for: Callable[..., None] = field(repr=False)  # as `Session.wait_for`
+    _refuse_fork: Callable[[str], None] = field(repr=False)  # as `Session.refuse_fork`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)
@@ -144,7 +144,6 @@ class Context:
     # Id of a thread -> the block that it is in.
     _inside: dict[int, str | None] = field(default_factory=dict, repr=False)
     _turns: _Turns = field(default_factory=_Turns, repr=False)
-    _process: int = field(default_factory=os.getpid, repr=False)
 
     @property
     def closed(self) -> bool:
@@ -269,15 +268,6 @@ class Context:
                 "usage",
                 f"{what} after close()",
                 "call it before, or init() again",
-            )
-
-    def _refuse_fork(self, what: str) -> None:
-        """Refuse a collective operation in a process that is not the rank."""
-        if os.getpid() != self._process:
-            raise DistbootError(
-                "already-joined",
-                f"{what} in a process that the rank forked: the rank is process {self._process}",
-                "call it there, not in this process",
             )
 
     def _refuse_ended(self, what: str) -> None:

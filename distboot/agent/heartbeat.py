@@ -32,7 +32,11 @@ class HeartbeatConnection(PeerConnection):
         super().__init__(connection, channel, most)
         self.liveness = Liveness(bound, self.heard)
         self._probe = Probe()
-        self._ended_unreachable = False
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether it gives no sign, though its host answers; it may be closed since."""
+        return self.liveness.unreachable_since is not None
 
     @property
     def is_silent(self) -> bool:
@@ -46,8 +50,8 @@ class HeartbeatConnection(PeerConnection):
 
     def heartbeat(self) -> None:
         """Send a heartbeat, unless bytes wait that are as good a sign."""
-        is_useless = self._unsent or self.is_closed
-        if is_useless or self.liveness.unreachable_since is not None:
+        is_useless = any((self._unsent, self.is_closed, self.is_unreachable))
+        if is_useless:
             return
         self.liveness.expect_confirmation(time.monotonic())
         self._unsent += self._plain or HEARTBEAT.sign(self._channel)
@@ -59,7 +63,7 @@ class HeartbeatConnection(PeerConnection):
 
     def silence(self) -> tuple[float, bool]:
         """See `silence_of`."""
-        if self._ended_unreachable:  # nothing can arrive here any more
+        if self.is_closed and self.is_unreachable:  # nothing can arrive here any more
             return inf, False
         return silence_of(self.socket)
 
@@ -106,12 +110,10 @@ class HeartbeatConnection(PeerConnection):
 
     def end(self) -> None:
         super().end()
-        self._ended_unreachable = self.liveness.unreachable_since is not None
         self._probe.close()
 
     def resume(self, now: float) -> None:
         self.liveness.resume(now)
-        self._ended_unreachable = False
         super().resume(now)
 
     def close(self) -> None:

@@ -20,10 +20,11 @@ from contextlib import suppress
 from ..base.text import without_secret
 from ..job.exit_status import FATAL
 from ..job.stacks import ANOTHER, THREADS
+from ..script.crash_hooks import EXCEPTION
 from ..script.progress import is_our_thread
 
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
-_EXCEPTION = b"\0exception "  # how the event begins that tells of one
+_BEGINNING = f"\0{EXCEPTION} ".encode()  # of the event that tells of one
 _LONGEST = 3500  # characters of a text
 _MOST_KEPT = 16384  # bytes: what faulthandler writes of many threads
 _MOST_STACKS = 1 << 21  # bytes: what it writes of a hundred, while they are read
@@ -57,7 +58,7 @@ class HookReader:
         return found + self._take_events()
 
     def _take_events(self) -> list[tuple[str, int, str]]:
-        start = self._buffer.find(_EXCEPTION)
+        start = self._buffer.find(_BEGINNING)
         before = self._buffer[: max(start, 0)]
         self.dump_is_first |= _ONE_THREAD in before
         events = _EVENT.findall(self._buffer)

@@ -152,7 +152,7 @@ def _within_report_limit(write: Callable[[], str | None], path: str) -> str | No
     late = f"warning: the report was not written in {limit}: {short_repr(path)}"
     try:
         return result_within(_REPORT_LIMIT, _WRITER, write, late)
-    except TimeoutError:
-        return late
+    except TimeoutError as error:
+        return str(error)
     except DistbootError:  # this user may start no more threads
         return write()

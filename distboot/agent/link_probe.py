@@ -10,7 +10,9 @@ Over one TCP connection, which the neighbor accepts at a port that the kernel ha
               ←  16 bytes  how many bytes the neighbor has received, in how many microseconds
 
 A host whose CPUs are busy answers late, too. So the prober goes on for a moment while all answers
-were late. The neighbor counts, as the kernel of the prober takes more than the link carries. Every wait has a
+were late.
+
+The neighbor counts, as the kernel of the prober takes more than the link carries. Every wait has a
 limit, and so has the number of connections at a time: whoever reaches the port may connect.
 """
 
@@ -24,6 +26,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from ..base.errors import DistbootError
 from ..base.text import format_address
@@ -145,17 +148,17 @@ def _measure(connection: socket.socket, token: str) -> tuple[float, float]:
 def _shortest_round_trip(connection: socket.socket) -> float:
     begin = time.perf_counter()
     end = begin + _SLOW
-    times: list[float] = []
+    shortest = inf
     for number in range(1, _MOST_PINGS):
         connection.sendall(_PING)
         _receive(connection, len(_PING))
         now = time.perf_counter()
-        times.append(now - begin)
+        shortest = min(shortest, now - begin)
         begin = now
-        is_known = min(times) < _QUICK or now > end
+        is_known = shortest < _QUICK or now > end
         if number >= _ROUND_TRIPS and is_known:
             break
-    return min(times)
+    return shortest
 
 
 def _send(connection: socket.socket) -> None:

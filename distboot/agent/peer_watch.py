@@ -203,9 +203,9 @@ class PeerWatch:
 
         A connection that was cut may end, too: then its host is still asked whether it is there.
         """
-        is_reachable = connection.liveness.unreachable_since is None
-        has_sign = connection.is_closed or connection.heard == now
-        return has_sign and is_reachable
+        if connection.is_unreachable:
+            return False
+        return connection.is_closed or connection.heard == now
 
     def has_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a rank at the other end of an open connection has not ended."""

@@ -119,7 +119,7 @@ class Rank0Connection:
             return
         self.peers.end(connection)
         self._link.is_closed = True
-        was_cut = connection.liveness.unreachable_since is not None
+        was_cut = connection.is_unreachable
         if not was_cut or not error.gave_up:
             self._link.return_until = min(self._link.return_until, now + _RETURN_TIMEOUT)
         self.returning.start(now)
@@ -155,7 +155,7 @@ class Rank0Connection:
     def _go_on(self, new: NewConnection, now: float) -> bool:
         """Use a new connection in place of the old one, unless that is open; returns whether it is used."""
         connection = self.connection
-        if not connection.is_closed and connection.liveness.unreachable_since is None:
+        if not connection.is_closed and not connection.is_unreachable:
             return False
         if not self.peers.drain(connection, now):
             return False

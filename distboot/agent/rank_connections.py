@@ -156,7 +156,7 @@ class RankConnections:
             return
         self.peers.end(connection)
         seconds = _RETURN_TIMEOUT
-        if connection.liveness.unreachable_since is not None:
+        if connection.is_unreachable:
             if error.gave_up:
                 return  # the peer may return whenever it can, while its host answers
             seconds = _RETURN_TIMEOUT_AFTER_CUT
@@ -398,7 +398,7 @@ class RankConnections:
             self._let_first_end(facts.cause)
 
     def _say_goodbye(self) -> None:
-        reachable = [each for each in self.peers.members if each.liveness.unreachable_since is None]
+        reachable = [each for each in self.peers.members if not each.is_unreachable]
         close_gracefully(reachable)
 
     def _let_first_end(self, cause: RootCause) -> None:

@@ -59,6 +59,7 @@ class Session:
         self.steps: dict[str, float] = {}
         self._met = time.monotonic()
         self._keys = _KeyCalls()
+        self.refuse_fork = self._keys.refuse_fork
 
     def take(self, result: JoinResult) -> None:
         """The ranks have met: hold what the agent knows now."""
@@ -251,13 +252,17 @@ class _KeyCalls:
         """Whether this process was forked by that of the rank."""
         return os.getpid() != self._process
 
-    def next_key(self, name: str, node: int | None) -> Key:
+    def refuse_fork(self, name: str) -> None:
+        """Refuse to wait for other ranks in a process that is not the rank."""
         if self.is_forked:
             raise DistbootError(
                 "already-joined",
                 f"{name} in a process that the rank forked: the rank is process {self._process}",
                 "call it there, not in this process",
             )
+
+    def next_key(self, name: str, node: int | None) -> Key:
+        self.refuse_fork(name)
         self._counts[name, node] += 1
         return Key(name, node, self._counts[name, node])
 

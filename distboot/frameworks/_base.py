@@ -195,6 +195,7 @@ def context(
         **fields,
         _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_TIMEOUT),
         _wait_for=job.wait_for,
+        _refuse_fork=job.refuse_fork,
         _stop=stop,
         _is_up=is_up,
         _preemption=Preemption(job.link, placement.who),

@@ -252,8 +252,7 @@ class CheckService(Service):
         links = self._links()
         findings += odd_nodes(seen)
         findings += odd_links(links, hosts)
-        unfit = _by_node(findings)
-        self._facts.unfit.update(unfit)
+        self._blame(findings)
         findings += why_none_works(links, hosts)
         lines = [f"{hosts[finding.node]}: {finding.text}" for finding in findings]
         variables = odd_variables(seen, hosts)
@@ -269,7 +268,6 @@ class CheckService(Service):
         else:
             self._warn([*lines, *variables])
         self._keys.let_start()
-        self._blame(unfit)
 
     def _rows(self, findings: list[Finding], links: list[Link]) -> list[dict[str, Any]]:
         """The table of nodes for the report, with what was seen on each: the odd ones first."""
@@ -290,7 +288,9 @@ class CheckService(Service):
             found.append(row)
         return found
 
-    def _blame(self, reasons: Mapping[int, list[str]]) -> None:
+    def _blame(self, findings: list[Finding]) -> None:
+        reasons = _by_node(findings)
+        self._facts.unfit.update(reasons)
         for number, texts in reasons.items():
             blame = Blame(
                 self._nodes[number].host,

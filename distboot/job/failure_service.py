@@ -137,6 +137,8 @@ class FailureService(Service):
             traceback = end.traceback
             is_hosts_fault |= is_of_device(end)
         is_blamed = first.node_rank in self._facts.unfit  # by the check before this round
+        if is_hosts_fault and not is_blamed:
+            self._emit(Blame(first.host, cause.headline))
         conclusion = Conclude(
             cause,
             cause.headline,
@@ -144,5 +146,3 @@ class FailureService(Service):
             traceback=traceback,
         )
         self._emit(conclusion)
-        if is_hosts_fault and not is_blamed:
-            self._emit(Blame(first.host, cause.headline))

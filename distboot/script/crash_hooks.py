@@ -241,23 +241,21 @@ def note_context(*, is_closed: bool) -> None:
     """A context begins or is closed. After that no peer is the reason for an exception."""
     global _has_closed  # noqa: PLW0603 - as a process has one excepthook
     _has_closed = is_closed
-    # The wrapper may be one of an older distboot
-    note = getattr(sys.modules.get(_WRAPPERS), "note_context", None)
-    if note is not None:
-        note(is_closed=is_closed)
+    _note_in_wrappers("note_context", is_closed=is_closed)
 
 
 def note_term() -> None:
     """A SIGTERM has arrived, and the script goes on, as it reads `ctx.preempted`."""
     global _term_at  # noqa: PLW0603 - as a process has one excepthook
     _term_at = time.monotonic()
-    # The wrapper may be one of an older distboot
-    note = getattr(sys.modules.get(_WRAPPERS), "note_term", _ignore)
-    note()
+    _note_in_wrappers("note_term")
 
 
-def _ignore() -> None:
-    """Do nothing."""
+def _note_in_wrappers(name: str, **what: bool) -> None:
+    """Call a function of this file where the wrapper has had it loaded, maybe from an older distboot."""
+    note = getattr(sys.modules.get(_WRAPPERS), name, None)
+    if note is not None:
+        note(**what)
 
 
 def _of_error(text: str) -> Description:

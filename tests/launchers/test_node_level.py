@@ -143,9 +143,12 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
     ]
 
 
+SAYS_ITS_RANK = "import os\nos.write(1, os.environ['RANK'].encode())\n"
+
+
 @needs_torch
 def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\nos.write(1, os.environ['RANK'].encode())\n")
+    (tmp_path / "train.py").write_text(SAYS_ITS_RANK)
     pod = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"}
     command = ["run", "--", sys.executable, "-m", "torch.distributed.run", "train.py"]
     done = distboot(*command, env=pod)
@@ -155,7 +158,7 @@ def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> 
 
 @needs_torch
 def test_torchrun_told_of_nodes_needs_no_rank(distboot: Run, tmp_path: Path, port: int) -> None:
-    (tmp_path / "train.py").write_text("import os\nos.write(1, os.environ['RANK'].encode())\n")
+    (tmp_path / "train.py").write_text(SAYS_ITS_RANK)
     elastic = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     environ = {"MASTER_ADDR": "192.0.2.7", "PET_NNODES": "1:2"}
