@@ -3,6 +3,10 @@
 faulthandler writes them: the hooks have registered it for a signal (`script/crash_hooks`), and it
 answers also while C code holds Python's lock. The signal may cut a `sleep` in C short, so it is
 sent only when a rank is late, or a user asks.
+
+If the main thread waits for a worker, of a data loader for example, the workers are asked next, one
+after the other, as they write to the same pipe: the first that does not wait for work is the one.
+Those that were forked answer; others are asked only whether they are stopped.
 """
 
 from __future__ import annotations
@@ -17,18 +21,29 @@ from dataclasses import replace
 from functools import partial
 
 from ..base.errors import DistbootError
+from ..base.process import Process, children_of
 from ..base.threads import start_without_signals
-from ..job.stacks import THREADS, Stacks, frame, from_dump, parts
+from ..job.stacks import (
+    LONGEST_FRAME,
+    THREADS,
+    Stacks,
+    frame,
+    from_dump,
+    has_called,
+    is_users_own,
+    parts,
+    where,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..base.process import Process
     from .hook_reader import HookReader
     from .loop import EventLoop
 
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
+_MOST_WORKERS = 64  # that are asked
 _MOST_DUMPED = 100  # threads that faulthandler writes, the newest ones
 _TOO_MANY = "in a process of more than 100 threads, which faulthandler does not show"
 _NOWHERE = "at a place where it has no Python stack to show"
@@ -39,6 +54,10 @@ _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
+# Where a process waits for a worker that it has started
+_WAITS_FOR_WORKER = re.compile(r"/(multiprocessing|concurrent/futures|torch/utils/data)/")
+# What calls the function of a worker; further out, a fork has the stack of what has started it
+_CALLS_FUNCTION = re.compile(r"_bootstrap \(.*/multiprocessing/process\.py:\d+\)")
 # mpi4py has no frame of its own: the line of the script that calls it shows the collective
 # operation.
 _MPI_CALL = re.compile(
@@ -53,9 +72,13 @@ class StackReader:
 
     def __init__(self, process: Process, hooks: HookReader, loop: EventLoop) -> None:
         self.process = process  # another one from the next time on
-        self._process = process
+        self._process = process  # which is asked
         self._hooks = hooks
         self._loop = loop
+        self._take: Callable[[Stacks, float], None] = self._take_own  # its stacks
+        self._found = Stacks()  # of `process`, while its workers are asked
+        self._workers: list[int] = []  # that are still to be asked
+        self._workers_until = 0.0
         self._replies: list[Callable[[Stacks], object]] = []
         self._until = 0.0  # when the process has to have written them
         self._seen = -1  # characters that it had written at the last poll
@@ -65,15 +88,7 @@ class StackReader:
         self._replies.append(reply)
         if len(self._replies) > 1:  # they are being read
             return
-        self._process = self.process
-        if not self._catches():
-            self._reply(Stacks(state=self._state()))
-            return
-        self._until = now + _LIMIT
-        self._seen = -1
-        self._hooks.expect_stacks()
-        self._process.send(SIGNAL)
-        self._loop.call_at(now + _QUIET, self._poll)
+        self._ask(self.process, self._take_own, now)
 
     def _reply(self, stacks: Stacks) -> None:
         replies = self._replies
@@ -81,8 +96,22 @@ class StackReader:
         for reply in replies:
             reply(stacks)
 
+    # One process
+
+    def _ask(self, process: Process, take: Callable[[Stacks, float], None], now: float) -> None:
+        self._process = process
+        self._take = take
+        if not self._catches():
+            take(Stacks(state=self._state()), now)
+            return
+        self._until = now + _LIMIT
+        self._seen = -1
+        self._hooks.expect_stacks()
+        process.send(SIGNAL)
+        self._loop.call_at(now + _QUIET, self._poll)
+
     def _poll(self) -> None:
-        """Reply once the process has written the main thread, and nothing more since."""
+        """Take its stacks once it has written the main thread, and nothing more since."""
         now = time.monotonic()
         dump = self._hooks.stacks()
         found = from_dump(dump)
@@ -94,8 +123,36 @@ class StackReader:
         self._hooks.forget_stacks()
         if found is None:
             found = Stacks(state=self._state(_why_unread(dump)))
-        if self._may_wait_in_mpi(found):
-            self._reply_with_mpi(found)
+        self._take(found, now)
+
+    def _take_own(self, stacks: Stacks, now: float) -> None:
+        if has_called(stacks, _WAITS_FOR_WORKER):
+            self._found = stacks
+            self._workers = children_of(self._process.pid)[:_MOST_WORKERS]
+            self._workers_until = now + _LIMIT
+            self._ask_next_worker(now)
+        elif self._may_wait_in_mpi(stacks):
+            self._reply_with_mpi(stacks)
+        else:
+            self._reply(stacks)
+
+    # Its workers
+
+    def _ask_next_worker(self, now: float) -> None:
+        if not self._workers or now >= self._workers_until:
+            self._reply(self._found)
+            return
+        worker = Process(self._workers.pop(0))
+        self._ask(worker, self._take_worker, now)
+
+    def _take_worker(self, stacks: Stacks, now: float) -> None:
+        is_held = self._process.state in _STATES
+        self._process.close()
+        found = None
+        if is_held or not stacks.state:
+            found = _with_worker(self._found, stacks)
+        if found is None:
+            self._ask_next_worker(now)
         else:
             self._reply(found)
 
@@ -168,3 +225,26 @@ def _why_unread(dump: str) -> str:
     if len(THREADS.findall(dump)) >= _MOST_DUMPED:
         return _TOO_MANY
     return _TOO_LONG
+
+
+def _with_worker(stacks: Stacks, worker: Stacks) -> Stacks | None:
+    """The stacks of a process that waits for this worker; None: the worker waits for work."""
+    place = worker.state or _work(worker)
+    if not place:
+        return None
+    shown = f"its worker {place}"
+    return replace(stacks, worker=shown[:LONGEST_FRAME])
+
+
+def _work(worker: Stacks) -> str:
+    """Where the user's own code is in a worker; empty: it waits for work, or is no worker."""
+    called = []
+    for one in worker.main:
+        called.append(one)
+        if _CALLS_FUNCTION.fullmatch(one):
+            break
+    else:
+        return ""
+    if not any(map(is_users_own, called)):
+        return ""
+    return where(Stacks(tuple(called)))

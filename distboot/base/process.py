@@ -67,9 +67,20 @@ def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
         process = pids.pop()
         if library.search(_read(f"{process}/maps")):
             return True
-        children = _read(f"{process}/task/{process}/children")
-        pids += map(int, children.split())
+        pids += children_of(process)
     return False
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, the oldest first; empty if not known."""
+    found: list[int] = []
+    tasks: list[str] = []
+    with suppress(OSError):
+        tasks = os.listdir(f"/proc/{pid}/task")
+    for thread in tasks:
+        children = _read(f"{pid}/task/{thread}/children")
+        found += map(int, children.split())
+    return sorted(found)
 
 
 def _read(path: str) -> str:

@@ -1,7 +1,7 @@
 """Python stacks as text: where a process is, whether it waits for others, equal stacks grouped.
 
 A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of frames, the innermost
-first. `agent/stack_reader` reads the stacks of a process.
+first. `agent/stack_reader` reads the stacks of a process, and of the worker for which it waits.
 
 The place of a process is the innermost frame of the user's own code, and what that has called: the
 function of the frame before it, without wrappers such as decorators. Packages, the standard library
@@ -50,16 +50,10 @@ _FOREIGN = re.compile(
     r"|/distboot/(context|initialize)\.py"
     r"|^mpi4py$"
 )
-# Functions between the user's code and what it has called
-_WRAPPERS = (
-    "wrapper",
-    "inner",
-    "inner_func",
-    "_fn",
-    "decorate_context",
-    "_wrapped_call_impl",
-    "_call_impl",
-    "__call__",
+# Frames between the user's code and what it has called
+_WRAPPERS = re.compile(
+    r"(wrapper|inner|inner_func|_fn|decorate_context|_wrapped_call_impl|_call_impl|__call__) \("
+    r"|\S+ \(.*/tqdm/"
 )
 # Where a process waits for others
 _WAITS = re.compile(
@@ -85,6 +79,8 @@ class Stacks:
     main: tuple[str, ...] = of(_stack, default=())
     others: tuple[tuple[str, ...], ...] = of(several(_stack, MOST_THREADS), default=())
     state: str = of(text(200), default="")
+    # For which worker the main thread waits: "its worker in read_slowly (data.py:41)"
+    worker: str = of(text(LONGEST_FRAME), default="")
 
 
 def frame(function: str, file: str, line: int) -> str:
@@ -105,12 +101,15 @@ def _file_of(one: str) -> str:
     return file
 
 
-def _is_users_own(one: str) -> bool:
-    return not _FOREIGN.search(_file_of(one))
+def is_users_own(one: str) -> bool:
+    """Whether a frame is of the user's own code."""
+    file = _file_of(one)
+    return not _FOREIGN.search(file)
 
 
 def _is_not_of_distboot(one: str) -> bool:
-    return not is_of_distboot(_file_of(one))
+    file = _file_of(one)
+    return not is_of_distboot(file)
 
 
 # From what Python has written
@@ -182,18 +181,21 @@ def where(stacks: Stacks) -> str:
 
     The function itself, if it has called nothing.
     """
-    state = escape_control(stacks.state)
     called, frames = _called(stacks.main)
     shown = [*frames, *filter(_is_not_of_distboot, stacks.main)]
     if not shown:
+        state = escape_control(stacks.state)
         return state or _AT_ITS_END
     function, file, line = parts(shown[0])
     function = called or function
     name = _name_of(file)
-    place = escape_control(f"in {function} ({name}:{line})")
-    if state:
-        place += f", {state}"
-    return place
+    return _joined(stacks, f"in {function} ({name}:{line})")
+
+
+def _joined(stacks: Stacks, place: str) -> str:
+    """The place of the main thread, and why it does not go on, as far as that is known."""
+    known = filter(None, (place, stacks.worker, stacks.state))
+    return escape_control(", ".join(known))
 
 
 @lru_cache(_REMEMBERED)
@@ -201,10 +203,15 @@ def waits(stacks: Stacks) -> bool:
     """Whether the user's own code has called what waits for other processes, and can go on."""
     if stacks.state:
         return False
+    return has_called(stacks, _WAITS)
+
+
+def has_called(stacks: Stacks, files: re.Pattern[str]) -> bool:
+    """Whether the user's own code has called what is in one of these files."""
     _, frames = _called(stacks.main)
     called = stacks.main[: len(stacks.main) - len(frames)]
-    files = map(_file_of, called)
-    return any(map(_WAITS.search, files))
+    called_files = map(_file_of, called)
+    return any(map(files.search, called_files))
 
 
 def may_compute(stacks: Stacks | None) -> bool:
@@ -222,11 +229,10 @@ def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
     """What the innermost frame of the user's own code has called, and the stack from there on."""
     called = ""
     for number, one in enumerate(stack):
-        if _is_users_own(one):
+        if is_users_own(one):
             return called, stack[number:]
-        function, _, _ = parts(one)
-        if function not in _WRAPPERS:
-            called = function
+        if _WRAPPERS.match(one) is None:
+            called, _, _ = parts(one)
     return "", ()
 
 
@@ -252,7 +258,10 @@ def lines(
     first: Collection[int] = (),  # ranks whose places come first; then those of the fewest ranks
 ) -> list[str]:
     """`["ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"]`, for each place."""
-    known = {rank: _described(stacks) for rank, stacks in places.items() if stacks is not None}
+    known = {}
+    for rank, stacks in places.items():
+        if stacks is not None:
+            known[rank] = _described(stacks)
     groups = fold(known)
     groups.sort(key=lambda group: set(group[0]).isdisjoint(first))
     shown: list[str] = []
@@ -290,9 +299,7 @@ def _cut(line: str) -> str:
 @lru_cache(_REMEMBERED)
 def _described(stacks: Stacks) -> str:
     """What is called, and a line more for each other thread."""
-    calls = _calls(stacks.main)
-    state = escape_control(stacks.state)
-    place = ", ".join(filter(None, (calls, state)))
+    place = _joined(stacks, _calls(stacks.main))
     others = map(_calls, stacks.others)
     threads = [place, *others]
     return "\n  another thread: ".join(threads)
@@ -303,7 +310,7 @@ def _calls(stack: Sequence[str]) -> str:
     if not stack:
         return ""
     called, frames = _called(stack)
-    own = list(filter(_is_users_own, frames))
+    own = list(filter(is_users_own, frames))
     if not own:
         own = list(filter(_is_not_of_distboot, stack[:_MOST_CALLS]))
     if not own:

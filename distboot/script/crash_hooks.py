@@ -361,15 +361,25 @@ def _forget() -> None:
     global _pipe, _of_parent  # noqa: PLW0603
     if _pipe != _NO_PIPE:
         faulthandler.unregister(signal.SIGTERM)
-        # Else it would take away the handler of the script
-        if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
-            faulthandler.unregister(signal.SIGURG)
         pipe, inode = _of_parent = _pipe
         _pipe = _NO_PIPE
         with suppress(OSError):
             _refuse_other(pipe, inode)
+            _keep_stacks(pipe)
             quiet(pipe)
     _release_term()
+
+
+def _keep_stacks(pipe: int) -> None:
+    """Show the stacks of a forked process there, where the rank may wait for it; nothing else."""
+    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+        return  # else it would take away the handler of the script
+    try:
+        kept = out_of_the_way(os.dup(pipe))
+    except OSError:  # no file is left
+        faulthandler.unregister(signal.SIGURG)
+        return
+    faulthandler.register(signal.SIGURG, kept, all_threads=True)
 
 
 def _excepthook(

@@ -185,7 +185,7 @@ GROUPS = (
             Patch(
                 "`os.register_at_fork`",
                 "a forked process, such as a worker of a data loader, is not the rank: it reports"
-                " nothing",
+                " nothing, and shows its stack if it is asked",
                 _BOTH,
                 _DETECTION,
                 _HOOKS,

@@ -87,7 +87,7 @@ class Batches(Dataset[torch.Tensor]):  # type: ignore[misc]
     def __getitem__(self, _: int) -> torch.Tensor:
         if HANG.startswith("worker"):
             write(f"worker.{RANK}", str(os.getpid()))
-        elif HANG == "loader" and begins():
+        if HANG in ("loader", "worker-sleeps") and begins():
             read_slowly()
         return torch.zeros(1)
 

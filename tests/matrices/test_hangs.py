@@ -165,9 +165,14 @@ HANGS = [
         after=let_packets_pass,
     ),
     Hang(
+        "worker-sleeps",
+        "a worker of its data loader sleeps",
+        _late(r"in __next__ \(worker.py:\d+\), its worker in read_slowly \(worker.py:\d+\)"),
+    ),
+    Hang(
         "worker-stopped",
         "a worker of its data loader is stopped",
-        _late(r"in __next__ \(worker.py:\d+\)"),
+        _late(r"in __next__ \(worker.py:\d+\), its worker stopped by a signal( \(\w+\))?"),
         inject=signal_worker(signal.SIGSTOP),
     ),
     Hang(

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -42,6 +43,7 @@ LOADS = (
     frame("wait", "/usr/lib/python3.12/selectors.py", 415),
     frame("_try_get_data", f"{_TORCH}/utils/data/dataloader.py", 1131),
     frame("__next__", f"{_TORCH}/utils/data/dataloader.py", 630),
+    frame("__iter__", "/env/lib/python3.12/site-packages/tqdm/std.py", 1181),
     frame("train", "/job/train.py", 80),
     frame("<module>", "/job/train.py", 99),
 )
@@ -49,7 +51,7 @@ LOADS = (
 COMPUTES = (
     frame("forward", "/job/model.py", 7),
     frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9),
-    *LOADS[3:],
+    *LOADS[4:],
 )
 
 
@@ -68,6 +70,7 @@ class Watched:
             pass_fds=[writing],
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         os.close(writing)
         assert self.process.stdout is not None
@@ -93,7 +96,8 @@ class Watched:
             assert time.monotonic() < end, found[0]
 
     def end(self) -> None:
-        self.process.kill()
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(self.process.pid, signal.SIGKILL)  # with its workers
         self.process.communicate()
         os.close(self._pipe)
 
@@ -182,6 +186,46 @@ deep(20_000)
     assert len(stacks.main) == (0 if threads > 100 else MOST_FRAMES)
     assert where(stacks).startswith(expected)
     assert stacks.others == ()
+
+
+_WAITS_FOR_WORKERS = """
+import multiprocessing, signal
+def work(number):
+    if number == 1:
+        ready()
+        HANGS
+def main():
+    context = multiprocessing.get_context("fork")
+    with context.Pool(3) as pool:
+        pool.map(work, range(2), chunksize=1)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hangs", "expected"),
+    [
+        ("time.sleep(60)", "its worker in work (<string>:11)"),
+        (
+            "re = __import__('re'); re.match('(a+)+b', 'a' * 99)",
+            "its worker in match (<string>:11)",
+        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "its worker stopped by a signal"),
+        # It has closed its end of the pipe
+        ("os.closerange(3, 4096); time.sleep(60)", ""),
+    ],
+    ids=["sleeps", "holds-the-lock", "stopped", "closed"],
+)
+def test_busy_worker_of_a_process_is_shown(
+    watch: Callable[..., Watched], hangs: str, expected: str
+) -> None:
+    watched = watch(_WAITS_FOR_WORKERS.replace("HANGS", hangs))
+    place = ", ".join(filter(None, ("in map (<string>:15)", expected)))
+    stacks = watched.read(place)
+    assert where(stacks).partition(" (do_")[0] == place
+    (shown,) = lines({3: stacks})
+    calls = "map < main (<string>:15) < <module> (<string>:16)"
+    assert shown.startswith(", ".join(filter(None, (f"rank 3: {calls}", expected))))
 
 
 def test_process_that_reads_a_disk_is_asked(
@@ -393,7 +437,7 @@ def test_longest_answer_fits_into_a_message(letter: str) -> None:
         counts,
         2**63,
         2**63,
-        replace(stacks, state="s" * 200),
+        replace(stacks, state="s" * 200, worker="w" * 400),
         1.5,
     )
     assert len(encode(answer)) <= BEFORE_AUTHENTICATION
