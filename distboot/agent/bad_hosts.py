@@ -27,14 +27,23 @@ def append(path: str, host: str, why: str) -> None:
     reason = escape_control(without_secret(why))[:_LONGEST]
     line = f"{host}  # {now} {reason}\n"
     # Not through a link: that would write to a file which another user has chosen
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(path, flags, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(f"{path} is not a regular file")
+        if not _ends_with_newline(file):  # as after an editor
+            line = f"\n{line}"
         _write_whole(file, line.encode())
     finally:
         os.close(file)
+
+
+def _ends_with_newline(file: int) -> bool:
+    """Whether a file ends with a whole line, or is empty."""
+    size = os.fstat(file).st_size
+    last = os.pread(file, 1, max(size - 1, 0))
+    return last in (b"", b"\n")
 
 
 def _write_whole(file: int, data: bytes) -> None:

@@ -39,6 +39,7 @@ class MetricsFile(StateWriter):
         descriptor = os.open(part, flags, 0o644)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)  # whatever the umask: a collector is another user
                 file.write(text.encode(errors="backslashreplace"))
             os.replace(part, self._path)
         except OSError:

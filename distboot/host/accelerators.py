@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ..base.text import digits
 
@@ -27,8 +28,11 @@ _INTEL = "0x8086"  # vendor of PCI devices
 
 
 def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
-    """Ids by the framework's index, for example "GPU-9a1c…"; empty if none are known."""
-    nvidia = _nvidia(root)
+    """Ids by the framework's index, for example "GPU-9a1c…"; empty if none are known.
+
+    An id is empty where it is not known which MIG device a process sees.
+    """
+    nvidia = _nvidia(environ, root)
     if nvidia:
         return chosen(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     amd = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
@@ -61,11 +65,11 @@ def own(
     environ: Mapping[str, str],
     local_rank: int | None,
 ) -> str | None:
-    """The id of this rank's device."""
+    """The id of this rank's device; None: it is not known."""
     index = own_index(len(ids), environ, local_rank)
     if index is None:
         return None
-    return ids[index]
+    return ids[index] or None
 
 
 def nvidia_driver(root: Path = Path("/")) -> str | None:
@@ -105,33 +109,65 @@ def has_accelerators() -> bool:
 
 def pci_addresses(root: Path = Path("/")) -> dict[str, str]:
     """The PCI address of each accelerator, by its id: `{"GPU-9a1c…": "0000:3b:00.0"}`."""
-    return {**_nvidia_addresses(root), **amd_addresses(root)}
-
-
-def _nvidia(root: Path) -> list[str]:
-    """In the order of the PCI bus, as CUDA numbers devices of one kind."""
-    return list(_nvidia_addresses(root))
-
-
-def _nvidia_addresses(root: Path) -> dict[str, str]:
-    """The PCI address of each, by its id."""
-    found = {}
-    with suppress(OSError):
-        for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-            # GPU UUID: 	 GPU-9a1c4b7e-…
-            # Device Minor: 	 0
-            pairs = re.findall(
-                r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE
-            )
-            lines = dict(pairs)
-            minor = lines.get("Device Minor", "")
-            device = root / f"dev/nvidia{minor}"
-            # /proc lists all devices; with Slurm's ConstrainDevices a task may open only its own,
-            # and numbers it 0.
-            if os.access(device, os.R_OK | os.W_OK):
-                address = path.parent.name
-                found[lines.get("GPU UUID", address)] = address
+    found = amd_addresses(root)
+    for device in _nvidia_devices(root):
+        found[device.id] = device.address
     return found
+
+
+def _nvidia(environ: Mapping[str, str], root: Path) -> list[str]:
+    """In the order of the PCI bus, as CUDA numbers devices of one kind."""
+    ids = []
+    for device in _nvidia_devices(root):
+        ids.append(device.id_in_job)
+    # NVIDIA's container runtime has given these to this container
+    given = environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    slices = re.findall(r"MIG-[^\s,]+", given)
+    if ids and slices:
+        return slices
+    return ids
+
+
+class _Nvidia(NamedTuple):
+    """A device of NVIDIA."""
+
+    id: str
+    address: str  # on the PCI bus
+    id_in_job: str  # empty: it has MIG devices, whose ids only the driver's library knows
+
+
+def _nvidia_devices(root: Path) -> Iterator[_Nvidia]:
+    """Those that this process may open."""
+    driver = root / "proc/driver/nvidia"
+    for path in sorted(driver.glob("gpus/*/information")):
+        # GPU UUID: 	 GPU-9a1c4b7e-…
+        # Device Minor: 	 0
+        text = _text(path)
+        pairs = re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", text, re.MULTILINE)
+        lines = dict(pairs)
+        minor = lines.get("Device Minor", "")
+        device = root / f"dev/nvidia{minor}"
+        # /proc lists all devices; with Slurm's ConstrainDevices a task may open only its own, and
+        # numbers it 0.
+        if not os.access(device, os.R_OK | os.W_OK):
+            continue
+        address = path.parent.name
+        own_id = lines.get("GPU UUID", "?")
+        # "GPU-????????-…" until a process opens it, without persistence mode
+        if "?" in own_id:
+            own_id = address
+        id_in_job = own_id
+        slices = driver.glob(f"capabilities/gpu{minor}/mig/gi*")
+        if any(slices):
+            id_in_job = ""
+        yield _Nvidia(own_id, address, id_in_job)
+
+
+def _text(path: Path) -> str:
+    """A file of a driver; empty if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text()
+    return ""
 
 
 def _amd(root: Path) -> list[str]:
@@ -141,31 +177,35 @@ def _amd(root: Path) -> list[str]:
 
 def amd_addresses(root: Path) -> dict[str, str]:
     """The PCI address of each accelerator of AMD, by its id."""
-    found = {}
-    with suppress(OSError, ValueError):
-        nodes = (root / _TOPOLOGY).glob("*/properties")
-        by_number = sorted(nodes, key=lambda path: int(path.parent.name))
-        for path in by_number:
-            # simd_count 304
-            # unique_id 9223372036854775810
-            # domain 0
-            # location_id 15104
-            lines = re.findall(r"^(\S+) +(\S+)", path.read_text(), re.MULTILINE)
-            properties = dict(lines)
-            if properties.get("simd_count", "0") == "0":  # a CPU
-                continue
-            unique = int(properties.get("unique_id", "0"))  # 0 if the device has none
+    found: dict[str, str] = {}
+    nodes = (root / _TOPOLOGY).glob("[0-9]*/properties")
+    by_number = sorted(nodes, key=lambda path: int(path.parent.name))
+    for path in by_number:
+        # simd_count 304
+        # unique_id 9223372036854775810
+        # domain 0
+        # location_id 15104
+        # Empty for a device outside the control group: EPERM, in Linux's kfd_topology.c
+        lines = re.findall(r"^(\S+) +([0-9]+)\s*$", _text(path), re.MULTILINE)
+        properties = {}
+        for name, value in lines:
+            properties[name] = int(value)
+        if not properties.get("simd_count"):  # a CPU
+            continue
+        address = _pci_address(properties)
+        unique = properties.get("unique_id", 0)
+        own_id = f"GPU-{unique:016x}"
+        # 0 where the device has none; partitions of a device may share it
+        if unique == 0 or own_id in found:
             own_id = f"kfd{path.parent.name}"
-            if unique:
-                own_id = f"GPU-{unique:016x}"
-            found[own_id] = _pci_address(properties)
+        found[own_id] = address
     return found
 
 
-def _pci_address(properties: Mapping[str, str]) -> str:
+def _pci_address(properties: Mapping[str, int]) -> str:
     """Linux's kfd_topology.c: bus, device and function are in one number."""
-    domain = int(properties.get("domain", "0"))
-    place = int(properties.get("location_id", "0"))
+    domain = properties.get("domain", 0)
+    place = properties.get("location_id", 0)
     bus = place >> 8
     device = place >> 3 & 0x1F
     return f"{domain:04x}:{bus:02x}:{device:02x}.{place & 7}"
@@ -194,6 +234,7 @@ def chosen(ids: list[str], choice: str | None) -> list[str]:
 
 
 def _full_id(ids: list[str], beginning: str) -> str:
+    """The id that begins so; the word itself if it is not known, as before a GPU is opened."""
     for known in ids:
         if known.startswith(beginning):
             return known

@@ -149,8 +149,12 @@ def _cgroup_folders(root: Root, controller: str) -> list[str]:
             _, controllers, path = line.split(":", 2)
             names = controllers.split(",")
             if controller in names:
-                top = f"sys/fs/cgroup/{controllers}"
-                return _with_parents(top, path)
+                # With several, the folder may have them in another order; systemd has a link
+                tops = dict.fromkeys((controllers, controller))
+                folders = []
+                for top in tops:
+                    folders += _with_parents(f"sys/fs/cgroup/{top}", path)
+                return folders
     return []
 
 

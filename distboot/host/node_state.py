@@ -23,6 +23,7 @@ from .sockets import short_command
 _MUCH = 1 << 29
 _SMALL_PART = 10
 _LIMIT = 2.5  # seconds for the driver to answer
+_MPS_SERVER = "nvidia-cuda-mps-server"  # serves the processes of all jobs, with CUDA's MPS
 # Seconds: the ranks of one node start within a moment, so what is older is not of this job
 _OLDER = 10.0
 
@@ -134,7 +135,8 @@ class _Accelerators:
         for holder in filter(self._is_older, own):
             command = short_command(holder.pid)
             whose = f"process {holder.pid} ({command})"
-            yield f"{used}, {size(holder.memory)} by {whose}"
+            if _MPS_SERVER not in command:
+                yield f"{used}, {size(holder.memory)} by {whose}"
         for_itself = max(
             _MUCH,
             device.memory // _SMALL_PART,

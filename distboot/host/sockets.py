@@ -20,7 +20,7 @@ from ..base.text import escape_control
 # 0A: TCP_LISTEN in include/net/tcp_states.h
 _LISTENING = r"^ *[0-9]+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A(?: +[^ ]+){{5}} +([0-9]+) "
 _LIMIT = 1.0  # seconds for a look at the files of all processes
-_MOST_WORDS = 3  # of a command: what follows may have a password
+_OPTION_OF_PYTHON = re.compile(r"-[A-Za-z]+")
 _LONGEST_COMMAND = 100  # characters
 
 
@@ -63,10 +63,32 @@ def command(process: int) -> list[str]:
 
 
 def short_command(process: int) -> str:
-    """`"python train.py"`: the first words, as others may be secrets; empty: it cannot be seen."""
-    words = command(process)[:_MOST_WORDS]
-    text = escape_control(" ".join(words))
+    """`"python train.py"`, or `"python -m http.server"`; empty: it cannot be seen.
+
+    No more of it, as arguments may be secrets.
+    """
+    text = escape_control(" ".join(_without_arguments(command(process))))
     return text[:_LONGEST_COMMAND]
+
+
+def _without_arguments(words: list[str]) -> list[str]:
+    """The program, its script or module, and the script that the wrapper runs."""
+    begin = 1
+    if os.path.basename("".join(words[:1])).startswith("python"):
+        while _OPTION_OF_PYTHON.fullmatch("".join(words[begin : begin + 1])):
+            begin += 1
+    shown = words[:begin]
+    name = "".join(words[begin : begin + 1])
+    if not name.startswith("-"):
+        shown.append(name)
+    if name == "distboot":
+        scripts = filter(_is_script, words)
+        shown += list(scripts)[:1]
+    return shown
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py")
 
 
 def _listening(port: int) -> list[str]:

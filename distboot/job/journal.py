@@ -165,13 +165,17 @@ def message_of(event: Event) -> object:
     return decode(content.encode(), *DECISIVE)
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def read(lines: Iterable[str]) -> Journal:
     """The rounds of a job; a line that is damaged is left out and counted."""
     rounds: list[Round] = []
     unreadable = 0
     for line in lines:
         try:
-            content = json.loads(line)
+            content = json.loads(line, parse_constant=_refuse_constant)
             found: Any = _checked(content)
         except (ValueError, RecursionError):
             unreadable += 1

@@ -48,6 +48,9 @@ Kind = Literal[
 ]
 PLACE = ("local_rank", "local_world_size", "node_rank")  # as the launcher sets them
 _MOST_OF_A_KIND = 100  # events of one rank: a rank may send the same again and again
+# Those of rank 0's own, from which it is added up where the time went; later ones without stacks
+_ADDED_UP: tuple[Kind, ...] = ("late", "late_over")
+_MOST_ADDED_UP = 10_000
 
 
 class Event(NamedTuple):
@@ -76,6 +79,8 @@ class EventLog(list[Event]):
     def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
         if self._is_too_often(event, rank):
             return
+        if self._counts[rank, event] > _MOST_OF_A_KIND and "stacks" in details:
+            details["stacks"] = []
         one = Event(
             time.time(),
             rank,
@@ -98,7 +103,10 @@ class EventLog(list[Event]):
 
     def _is_too_often(self, event: Kind, rank: int | None) -> bool:
         self._counts[rank, event] += 1
-        return self._counts[rank, event] > _MOST_OF_A_KIND
+        most = _MOST_OF_A_KIND
+        if event in _ADDED_UP:
+            most = _MOST_ADDED_UP
+        return self._counts[rank, event] > most
 
 
 class ClockOffset(NamedTuple):

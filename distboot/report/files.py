@@ -6,9 +6,11 @@ without one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import select
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -31,6 +33,7 @@ _OUTCOMES = {
 }
 # Of a failure, by whether it is an error of distboot, which are those of the start
 _TITLES = {False: "First failure", True: "Why it did not start"}
+_READER_TIMEOUT = 3.0  # seconds for which the reader of a pipe may take nothing
 _FIRST_LINE = 4096  # bytes of a journal that show what it is
 # The sidecar's output is not the script's, and a log must not be replaced.
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
@@ -105,23 +108,16 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
 def write(path: str, content: Mapping[str, object]) -> None:
     """Write the report as a page if its name ends in .html, else as JSON; raises OSError."""
     if path.lower().endswith(".html"):
-        write_page(path, content)
+        write_text(path, page(content))
     else:
-        _write(path, json.dumps(content, indent=2) + "\n")
+        write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_page(path: str, content: Mapping[str, object]) -> None:
-    """Write the report as a page; raises OSError."""
-    _write(path, page(content))
-
-
-def _write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
+    """Replace a file by this text, or leave it as it is; raises OSError."""
     data = text.encode(errors="backslashreplace")
     if is_special(path):
-        # Do not wait for the reader of a pipe.
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        _write_special(path, data)
         return
     descriptor, part, place = _start_file(path)
     try:
@@ -132,6 +128,21 @@ def _write(path: str, text: str) -> None:
         with suppress(OSError):
             os.unlink(part)
         raise
+
+
+def _write_special(path: str, data: bytes) -> None:
+    """Write to a pipe or a device, without a wait for a reader that is not there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while data:
+            if not poll.poll(_READER_TIMEOUT * 1000):
+                raise OSError(errno.ETIMEDOUT, "its reader has stopped to read")
+            written = os.write(descriptor, data)
+            data = data[written:]
+    finally:
+        os.close(descriptor)
 
 
 def page(content: Mapping[str, Any]) -> str:

@@ -9,12 +9,11 @@ from datetime import timedelta
 
 from ..base.errors import DistbootError
 from ..base.process import started
-from ..base.text import counted, escape_control
-from ..host.sockets import command, holders
+from ..base.text import counted
+from ..host.sockets import command, holders, short_command
 
 _SOCKETS = "/proc/net/unix"
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
-_LONGEST_COMMAND = 100  # characters
 
 
 def jobs_listed(
@@ -49,9 +48,7 @@ def _described(processes: Sequence[int]) -> str:
     words = command(process)
     if _SIDECAR in words:  # beside the process of the script, whose id is its next word
         process = int(words[words.index(_SIDECAR) + 1])
-        words = command(process)
-    text = escape_control(" ".join(words))[:_LONGEST_COMMAND]
-    return f"{text} (process {process}, running for {_age(process)})"
+    return f"{short_command(process)} (process {process}, running for {_age(process)})"
 
 
 def _age(process: int) -> str:

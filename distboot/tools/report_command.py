@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from contextlib import suppress
 from typing import Any
 
 from ..base.errors import DistbootError
 from ..base.text import counted, escape_control, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
-from ..job.journal import Journal, path_beside, read
+from ..job.journal import Journal, is_journal, path_beside, read
 from ..rendezvous.protocol import ProtocolError
 from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
 
 _HINT = "name a file that --report job.jsonl, or --report job.html beside it, has made"
+_BEGINNING = 4096  # bytes of a file that show what it is
 # What the details of a damaged event lead to
 _DAMAGED = (
     ArithmeticError,
@@ -43,28 +46,58 @@ def report(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="print the whole report as JSON")
     form.add_argument("--html", metavar="FILE", help="write the report as a page")
     options = parser.parse_args(arguments)
+    if options.html is not None:
+        _refuse_journal(options.html)
     journal = _journal_at(options.journal)
     try:
         content = report_of(journal)
-        summary = summary_of(journal)
-        goodput = goodput_of(journal)
+        if options.json:
+            text = json.dumps(content, indent=2)
+        elif options.html is not None:
+            text = files.page(content)
+        else:
+            text = _summary(journal, content)
     except _DAMAGED as error:
         raise _not_a_journal(options.journal, f"an event of it is damaged: {error!r}") from None
     if journal.unreadable:
         lines = counted(journal.unreadable, "line")
         log_line(None, f"warning: {lines} of {short_repr(options.journal)} could not be read")
-    if options.json:
-        emit(json.dumps(content, indent=2))
-    elif options.html is not None:
-        _write_page(options.html, content)
+    if options.html is not None:
+        _write_page(options.html, text)
     else:
-        text = [summary, *filter(None, [goodput]), *_lines(content)]
-        emit("\n".join(map(escape_control, text)))
+        emit(text)
     return 0
+
+
+def _refuse_journal(path: str) -> None:
+    """Refuse to replace a journal by a page."""
+    beginning = b""
+    if os.path.isfile(path):
+        with suppress(OSError), open(path, "rb") as file:
+            beginning = file.read(_BEGINNING)
+    if beginning and is_journal(beginning):
+        text = f"the page would replace the journal {short_repr(path)}"
+        raise DistbootError("usage", text, "let --html name another file")
+
+
+def _summary(journal: Journal, content: dict[str, Any]) -> str:
+    lines = [summary_of(journal)]
+    goodput = goodput_of(journal)
+    if goodput:
+        lines.append(goodput)
+    lines += _lines(content)
+    return "\n".join(map(escape_control, lines))
+
+
+def _refuse_device(path: str) -> None:
+    """/dev/zero has no end."""
+    if stat.S_ISCHR(os.stat(path).st_mode):
+        raise ValueError("it is a device")
 
 
 def _journal_at(path: str) -> Journal:
     try:
+        _refuse_device(path)
         with open(path, encoding="utf-8", errors="replace") as file:
             journal = read(file)
     except (OSError, ValueError) as error:
@@ -85,9 +118,9 @@ def _not_a_journal(path: str, why: str) -> DistbootError:
     return DistbootError("usage", text, hint)
 
 
-def _write_page(path: str, content: dict[str, object]) -> None:
+def _write_page(path: str, page: str) -> None:
     try:
-        files.write_page(path, content)
+        files.write_text(path, page)
     except OSError as error:
         text = f"the page {short_repr(path)} cannot be written: {error.strerror}"
         raise DistbootError("output-failed", text, "let --html name another file") from None

@@ -6,6 +6,7 @@ A launch gives each rank the environment that the launcher would give it, as the
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import signal
 import socket
@@ -20,6 +21,7 @@ from ..base.errors import DistbootError
 from ..base.internal_variables import INTERNAL, RANK
 from ..base.text import did_you_mean, short_repr
 from ..detection.order import LAUNCHERS
+from ..host import network
 
 _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
 _STOPPING = 10.0  # seconds for a process to end after a signal
@@ -52,6 +54,8 @@ _LAUNCHER_VARIABLE = re.compile(
 )
 # Variables of distboot that would replace the launch: a user or an outer distboot sets them
 _OTHER_LAUNCH = frozenset({"DISTBOOT_LAUNCHER", "DISTBOOT_NPROC_PER_NODE", *RANK, *INTERNAL})
+# Where a job leaves what others read: a launch here is no job
+_LEFT_BY_JOBS = frozenset({"DISTBOOT_BAD_HOSTS_FILE", "DISTBOOT_METRICS"})
 
 
 class Launch(NamedTuple):
@@ -69,13 +73,31 @@ class Launch(NamedTuple):
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """By rank: `environ`, with the variables of this launcher in place of all others."""
         common = {name: value for name, value in environ.items() if not _is_of_launch(name)}
-        common["MASTER_ADDR"] = _address()
+        common["MASTER_ADDR"] = self._address()
         common["MASTER_PORT"] = str(port)
+        common["DISTBOOT_KUBEFLOW_STATUS"] = "0"
         found = []
         for rank in range(self.ranks):
             node = f"node-{rank // self.per_node}"
             found.append({**common, **self._variables(rank), "DISTBOOT_HOST": node})
         return found
+
+    def _address(self) -> str:
+        """An address of this host, as a node of several has it."""
+        address = _address_of_route()
+        for _, own_address in network.addresses():
+            if address is None and not ipaddress.ip_address(own_address).is_loopback:
+                address = own_address
+        if address is not None:
+            return address
+        if self.nodes == 1:
+            return "127.0.0.1"
+        raise DistbootError(
+            "usage",
+            f"{short_repr(self.text)} has several nodes, and this host has no address for"
+            " another one: loopback is its only interface",
+            "connect it to a network, or try one node: --as 'mpirun 1x2'",
+        )
 
     def _variables(self, rank: int) -> dict[str, str]:
         node, local = divmod(rank, self.per_node)
@@ -93,7 +115,7 @@ class Launch(NamedTuple):
 
 def _is_of_launch(variable: str) -> bool:
     """Whether a launcher, or distboot for one launch, sets this variable."""
-    if variable in _OTHER_LAUNCH:
+    if variable in _OTHER_LAUNCH or variable in _LEFT_BY_JOBS:
         return True
     return _LAUNCHER_VARIABLE.match(variable) is not None
 
@@ -120,12 +142,12 @@ def parse(text: str) -> Launch:
     return launch
 
 
-def _address() -> str:
-    """An address of this host that other nodes could reach; that of loopback if there is none."""
+def _address_of_route() -> str | None:
+    """The address of this host for the way to others; None: it has no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); nothing is sent
         return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    return None
 
 
 def run(

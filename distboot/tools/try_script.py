@@ -195,10 +195,14 @@ def _of_node(launch: Launch, node: int, folder: Path) -> dict[str, str]:
         "DISTBOOT_TRY": str(folder),
         "TMPDIR": str(disk),
     }
-    visible = accelerators.visible(os.environ)
-    share = len(visible) // launch.nodes
+    count = len(accelerators.visible(os.environ))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = list(map(str, range(count)))
+    if chosen is not None:
+        words = chosen.split(",")[:count]
+    share = count // launch.nodes
     if share:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[share * node : share * (node + 1)])
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(words[share * node : share * (node + 1)])
     return found
 
 

@@ -42,6 +42,13 @@ def test_host_of_a_device_that_fails_is_added(run: Run, distboot: Run, file: Pat
     assert distboot("badhosts", env=env).stdout == f"{HOST}\n"
 
 
+def test_line_without_an_end_stays_whole(run: Run, distboot: Run, file: Path) -> None:
+    file.write_text("node-3")  # as an editor may leave it
+    env = {"DISTBOOT_BAD_HOSTS_FILE": str(file)}
+    assert run(*COMMAND, train=FAILS.format(text=OF_DEVICE), env=env).returncode == 1
+    assert distboot("badhosts", str(file)).stdout == f"node-3,{HOST}\n"
+
+
 def test_host_of_a_failing_script_is_not_added(run: Run, file: Path) -> None:
     env = {"DISTBOOT_BAD_HOSTS_FILE": str(file)}
     assert run(*COMMAND, train=FAILS.format(text=OF_SCRIPT), env=env).returncode == 1

@@ -24,7 +24,8 @@ def _lines(path: Path) -> list[str]:
 
 def test_metrics_tell_of_a_restart(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
-    command = [*WRAPPER, "--max-restarts", "1", "train.py"]
+    with_umask = ["sh", "-c", 'umask 077; exec "$@"', "sh"]
+    command = [*with_umask, *WRAPPER, "--max-restarts", "1", "train.py"]
     done = run(*command, train=FAILS_ONCE, env={"DISTBOOT_METRICS": str(path)})
     assert done.returncode == 0, done.stderr
     lines = _lines(path)
@@ -37,6 +38,7 @@ def test_metrics_tell_of_a_restart(run: Run, tmp_path: Path) -> None:
     assert "ValueError: bad batch" in failure
     assert lines[-1] == "# EOF"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.prom", "train.py"]
+    assert path.stat().st_mode & 0o777 == 0o644, "a collector is another user"
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])

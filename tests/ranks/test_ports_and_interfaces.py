@@ -16,6 +16,7 @@ import pytest
 from captured import one
 from conftest import Run
 from rendezvous_peers import plan_for, record
+from supervised import until
 
 from distboot import DistbootError, detect
 from distboot.host import free_port, network, sockets
@@ -154,6 +155,14 @@ def test_process_that_holds_a_port_is_named(port: int) -> None:
         other.communicate("\n")
     assert found.startswith(f"process {other.pid}: {sys.executable} -uc import socket")
     assert "secret" not in found
+    for words, shown in (
+        ([sys.executable, "-u", "-", "--token=secret"], f"{sys.executable} -u"),
+        (["sleep", "30", "7"], "sleep 30"),
+        (["tail", "--lines=7", "-f", "/dev/null"], "tail"),
+    ):
+        with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
+            until(lambda: sockets.short_command(other.pid) == shown)  # noqa: B023 - it is called here
+            other.kill()
 
 
 def test_foreign_port_is_named_by_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

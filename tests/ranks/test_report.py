@@ -1,13 +1,16 @@
 """The report of a job from real jobs, JSON and page: how it began, what became of each rank, and its file."""
 
+import errno
 import html
 import json
 import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +366,29 @@ def test_link_stays_and_pipe_needs_no_reader(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
     os.mkfifo(tmp_path / "pipe")
     assert unwritable(str(tmp_path / "pipe")) is None
+
+
+def test_reader_of_a_pipe_gets_all(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def is_written() -> bool:
+        try:
+            write(str(pipe), {"text": "x" * 500_000})
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is no reader yet
+                return False
+            raise
+        return True
+
+    with (
+        subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader,
+        ThreadPoolExecutor() as pool,
+    ):
+        writing = pool.submit(until, is_written)
+        assert reader.stdout is not None
+        assert len(json.loads(reader.stdout.read())["text"]) == 500_000
+        writing.result()
 
 
 def test_report_keeps_the_permissions_it_replaces(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from inside import INTERNAL, RANK, trial
 from launched import needs, needs_torch
 from supervised import until
 
+from distboot import DistbootError
+
 _BEGIN = """
 import os, sys, tempfile, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -201,6 +203,33 @@ def test_variables_of_an_outer_distboot_are_removed() -> None:
     for environ in trial.parse("srun 1x2").environs(29500, {**outer, "DISTBOOT_GRACE": "3"}):
         assert "outer" not in environ.values()
         assert environ["DISTBOOT_GRACE"] == "3"
+
+
+def test_files_that_jobs_leave_are_not_touched(run: Run, tmp_path: Path) -> None:
+    left = {"DISTBOOT_BAD_HOSTS_FILE": "bad-hosts", "DISTBOOT_METRICS": "job.prom"}
+    fails = """
+import os, distboot
+distboot.init("none")
+assert os.environ["DISTBOOT_KUBEFLOW_STATUS"] == "0"
+raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+    env = {name: str(tmp_path / file) for name, file in left.items()}
+    command = (sys.executable, "-m", "distboot", "try", "--as", "srun 2x1", "train.py")
+    done = run(*command, train=fails, env=env)
+    assert "uncorrectable ECC error" in done.stdout + done.stderr
+    assert not {path.name for path in tmp_path.iterdir()} & set(left.values())
+
+
+def test_several_nodes_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [("lo", "127.0.0.1"), ("lo", "::1"), ("eth0", "2001:db8::7")]
+    monkeypatch.setattr("distboot.tools.trial._address_of_route", lambda: None)
+    monkeypatch.setattr("distboot.host.network.addresses", lambda: own)
+    several = trial.parse("mpirun 2x1")
+    assert several.environs(29500, {})[1]["MASTER_ADDR"] == "2001:db8::7"
+    del own[2]
+    with pytest.raises(DistbootError, match="loopback is its only interface"):
+        several.environs(29500, {})
+    assert trial.parse("mpirun 1x2").environs(29500, {})[1]["MASTER_ADDR"] == "127.0.0.1"
 
 
 _SLEEPS = """

@@ -336,6 +336,14 @@ V1 = "sys/fs/cgroup/cpu,cpuacct/cpu.cfs"
             },
             3.0,
         ),
+        (
+            {
+                CGROUP: "4:cpuacct,cpu:/docker/5f\n0::/\n",
+                "sys/fs/cgroup/cpu/docker/5f/cpu.cfs_quota_us": "200000",
+                "sys/fs/cgroup/cpu/docker/5f/cpu.cfs_period_us": "100000",
+            },
+            2.0,
+        ),
         ({CGROUP: "nonsense", "sys/fs/cgroup/cpu.max": "1 2 3"}, None),
     ],
 )
@@ -445,6 +453,9 @@ SLOW = TimeoutError("no name server answered within 0.3 s")
     [
         ({}, ["127.0.1.1"], "ok", ""),
         (SEVERAL_NODES, ["127.0.1.1"], "warning", "which no other host can reach"),
+        # Debian's line in /etc/hosts, and one that was added for a cluster
+        ({}, ["127.0.1.1", "192.168.1.20"], "ok", ""),
+        (SEVERAL_NODES, ["127.0.1.1", "192.168.1.20"], "warning", "other host can reach 127.0.1.1"),
         (SEVERAL_NODES, ["192.168.1.20"], "ok", ""),
         (SEVERAL_NODES, ["192.168.1.99"], "problem", "192.168.1.99 is not an address of this host"),
         (SEVERAL_NODES, UNKNOWN, "problem", "does not resolve: Name or service not known"),

@@ -1,6 +1,7 @@
 """What the ranks should have alike and have not, and what each of them says of itself for that."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -187,6 +188,40 @@ def test_accelerators_of_other_tasks_do_not_count(nvidia: Path) -> None:
     (nvidia / "dev/nvidia1").unlink()  # for root, who may open everything; Slurm's cgroup denies it
     assert accelerators.visible({}, nvidia) == UUIDS[1:]
     assert accelerators.visible({"CUDA_VISIBLE_DEVICES": "0"}, nvidia) == [UUIDS[1]]
+
+
+def test_accelerators_that_no_process_has_opened(nvidia: Path) -> None:
+    """Without persistence mode NVIDIA's driver does not know their ids yet."""
+    for path in nvidia.glob("proc/driver/nvidia/gpus/*/information"):
+        path.write_text(
+            re.sub("GPU-.*", "GPU-????????-????-????-????-????????????", path.read_text())
+        )
+    addresses = ["0000:04:00.0", "0000:0c:00.0", "0000:1b:00.0"]
+    assert accelerators.visible({}, nvidia) == addresses
+    assert accelerators.visible({"CUDA_VISIBLE_DEVICES": "2,0"}, nvidia) == addresses[::-2]
+    assert accelerators.visible({"CUDA_VISIBLE_DEVICES": UUIDS[1]}, nvidia) == [UUIDS[1]]
+    assert list(accelerators.pci_addresses(nvidia).values()) == addresses
+
+
+def test_mig_devices_are_not_their_gpu(nvidia: Path) -> None:
+    slices = ["MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f", "MIG-GPU-22222222/1/0"]
+    for part in slices:
+        assert accelerators.visible({"NVIDIA_VISIBLE_DEVICES": part}, nvidia) == [part]
+    lay_out(
+        {"proc/driver/nvidia/capabilities/gpu1/mig/gi7/access": "DeviceFileMinor: 66\n"}, nvidia
+    )
+    ids = accelerators.visible({"NVIDIA_VISIBLE_DEVICES": "all"}, nvidia)
+    assert ids == ["", *UUIDS[1:]], "minor 1 has the lowest address"
+    assert accelerators.own(ids, {}, 0) is None
+    assert accelerators.own(ids, {}, 1) == UUIDS[1]
+
+
+def test_amd_accelerators_outside_the_control_group(tmp_path: Path) -> None:
+    topology = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    (topology / "1/properties").mkdir(parents=True)  # a stand-in for EPERM, which root does not get
+    for node in (2, 3):  # partitions of one device
+        lay_out({f"{node}/properties": "simd_count 76\nunique_id 9\n"}, topology)
+    assert accelerators.visible({}, tmp_path) == ["GPU-0000000000000009", "kfd3"]
 
 
 def test_amd_accelerators(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_damage_is_told_and_never_a_traceback(
     """Each line left out and each value replaced: a report, or an error with the name of the file."""
     path = tmp_path / "job.jsonl"
     whole = _lines(_job())
-    odd = ["", "x", -1, 1e99, None, [], {}, [[[0, 1 << 40]]], "\u202e", True]
+    odd = ["", "x", -1, float("nan"), 1e99, None, [], {}, [[[0, 1 << 40]]], "\u202e", True]
     chance = random.Random(1)
     damaged = []
     for number, line in enumerate(whole):
@@ -131,12 +131,25 @@ def test_damage_is_told_and_never_a_traceback(
             damaged.append([*whole[:number], json.dumps(changed) + "\n", *whole[number + 1 :]])
         damaged.append([*whole[:number], *whole[number + 1 :]])
     codes = []
-    for lines in damaged:
-        path.write_text("".join(lines))
-        codes.append(main(["report", str(path)]))
-        if codes[-1]:
-            assert f"'{path}' is not a valid journal: " in capsys.readouterr().err
+    for form in ([], ["--json"], ["--html", str(tmp_path / "job.html")]):
+        for lines in damaged:
+            path.write_text("".join(lines))
+            codes.append(main(["report", str(path), *form]))
+            if codes[-1]:
+                assert f"'{path}' is not a valid journal: " in capsys.readouterr().err
     assert set(codes) == {0, 2}
+
+
+def test_page_does_not_replace_a_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.jsonl"
+    path.write_text("".join(_lines(_job())))
+    assert main(["report", str(path), "--html", str(path)]) == 2
+    assert "the page would replace the journal" in capsys.readouterr().err
+    assert main(["report", str(path)]) == 0
+    assert main(["report", "/dev/zero"]) == 2
+    assert "it is a device" in capsys.readouterr().err
 
 
 # What its time was spent on, over all rounds

@@ -534,6 +534,12 @@ def test_memory_without_a_visible_owner_is_told(smi: Path) -> None:
     assert node_state.look(os.getpid(), is_rank=True).problems == []  # it may be a rank's
 
 
+def test_server_of_mps_is_no_older_job(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_state, "short_command", lambda _: "nvidia-cuda-mps-server")
+    write(smi, ROW.format(used=41984, errors=0, bits="0x0"), pid=1)
+    assert node_state.look(os.getpid(), is_rank=True).problems == []
+
+
 def test_memory_of_this_job_is_its_own(smi: Path) -> None:
     write(smi, ROW.format(used=41984, errors=0, bits="0x0"), pid=os.getpid())
     assert node_state.look(os.getpid(), is_rank=True).problems == []

@@ -222,6 +222,15 @@ def test_repeated_messages_of_a_rank_are_bounded() -> None:
     assert len(log) == 101
 
 
+def test_all_late_ranks_are_added_up() -> None:
+    log = EventLog()
+    for _ in range(150):
+        log.add("late", 3, ranks=[3], waiting=[0], seconds=60.0, text="", stacks=["a place"])
+        log.add("late_over", 3)
+    assert len(log) == 300
+    assert [one.details["stacks"] for one in log[0:300:50]] == [["a place"]] * 4 + [[]] * 2
+
+
 def test_page_works_without_script_and_escapes_markup() -> None:
     log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
     report = startup_report(

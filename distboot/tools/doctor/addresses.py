@@ -35,13 +35,19 @@ def host_name(machine: Machine) -> Finding:
     is_one_node = machine.is_one_node()
     only_loopback = all(map(is_loopback, addresses))
     own = _own_addresses(machine)
-    foreign = next(iter(sorted(addresses.keys() - own)), "")
+    loopback = next(filter(is_loopback, addresses), "")
+    outer = [address for address in addresses if not is_loopback(address)]
+    foreign = next((address for address in sorted(outer) if address not in own), "")
     return first_that_holds(
         (only_loopback and is_one_node, ok(seen)),
         (only_loopback, warning(f"{seen}, which no other host can reach", remedy)),
         (
             own != set() and foreign != "",
             problem(f"{seen}, but {foreign} is not an address of this host", remedy),
+        ),
+        (
+            loopback != "" and not is_one_node,
+            warning(f"{seen}, and no other host can reach {loopback}", remedy),
         ),
         (True, ok(seen)),
     )

@@ -38,7 +38,7 @@ def _settings(machine: Machine) -> dict[str, str]:
     """All NCCL_* settings: of the environment, else of ~/.nccl.conf, else of /etc/nccl.conf."""
     environ = machine.environ
     home = environ.get("HOME", "/")
-    own = environ.get("NCCL_CONF_FILE") or os.path.join(home, ".nccl.conf")
+    own = os.path.abspath(environ.get("NCCL_CONF_FILE") or os.path.join(home, ".nccl.conf"))
     found: dict[str, str] = {}
     for path in ("etc/nccl.conf", own):
         lines = re.findall(r"^\s*(NCCL_\w+)\s*=[ \t]*(.*?)\s*$", machine.text(path), re.MULTILINE)
@@ -154,7 +154,7 @@ def _missing_files(machine: Machine, settings: Mapping[str, str]) -> list[Findin
     found = []
     for setting in ("NCCL_TOPO_FILE", "NCCL_CONF_FILE"):
         path = settings.get(setting, "")
-        if not path or machine.has(path):
+        if not path or machine.has(os.path.abspath(path)):
             continue
         seen = (
             f"{setting}={short_repr(path)}, but there is no such file here: "

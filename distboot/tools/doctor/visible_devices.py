@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ...base.text import short_repr
@@ -18,6 +19,7 @@ from .machine import Machine
 _CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
 _ROCR_VISIBLE = "ROCR_VISIBLE_DEVICES"
+_is_gpu_id = re.compile("GPU-").match
 _HIDE_ALL = ("", "-1", "NoDevFiles", "none", "void")  # first words of a choice that names no device
 
 
@@ -121,13 +123,22 @@ def _why_invalid(choice: str, devices: list[str]) -> str | None:
     named = dict(enumerate(chosen))
     for index, word in enumerate(words):
         device = named.get(index)
+        may_be = _may_be_here(word, devices)
         is_here = device in devices
-        if not is_here:
+        if not any((is_here, may_be)):
             return _not_here(word)
         earlier = words[:index]
         if word in earlier:
             return f"it names {word} twice"
     return None
+
+
+def _may_be_here(word: str, devices: list[str]) -> bool:
+    """Whether it is the id of a GPU, and that of a device here is not known yet."""
+    known = list(filter(_is_gpu_id, devices))
+    if known == devices:
+        return False
+    return _is_gpu_id(word) is not None
 
 
 def _not_here(word: str) -> str:
