@@ -25,7 +25,6 @@ from ..base.process import Process, children_of
 from ..base.threads import start_without_signals
 from ..job.stacks import (
     LONGEST_FRAME,
-    THREADS,
     Stacks,
     frame,
     from_dump,
@@ -44,8 +43,6 @@ SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
 _MOST_WORKERS = 64  # that are asked
-_MOST_DUMPED = 100  # threads that faulthandler writes, the newest ones
-_TOO_MANY = "in a process of more than 100 threads, which faulthandler does not show"
 _NOWHERE = "at a place where it has no Python stack to show"
 _TOO_LONG = "at an unknown place (its stacks are too long to be read in time)"
 _MOST = 1 << 22  # bytes of a source
@@ -106,12 +103,12 @@ class StackReader:
             return
         self._until = now + _LIMIT
         self._seen = -1
-        self._hooks.expect_stacks()
+        self._hooks.expect_stacks(process.pid)
         process.send(SIGNAL)
         self._loop.call_at(now + _QUIET, self._poll)
 
     def _poll(self) -> None:
-        """Take its stacks once it has written the main thread, and nothing more since."""
+        """Take its stack once it has written that, and nothing more since."""
         now = time.monotonic()
         dump = self._hooks.stacks()
         found = from_dump(dump)
@@ -218,12 +215,9 @@ def _read_line(file: str, number: str, lines: list[str]) -> None:
 
 
 def _why_unread(dump: str) -> str:
-    """Why the dump of faulthandler does not have the main thread."""
+    """Why faulthandler has shown no stack."""
     if not dump:
         return _NOWHERE
-    # The main thread is the oldest, and written last.
-    if len(THREADS.findall(dump)) >= _MOST_DUMPED:
-        return _TOO_MANY
     return _TOO_LONG
 
 

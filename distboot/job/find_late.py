@@ -1,16 +1,19 @@
 """Which ranks hold up a job, judged by how far all ranks are. Pure.
 
 A `Position` is how far one rank is: how many collective operations it has begun in each process
-group, for how many seconds none of these numbers has grown, and its stack. Three rules apply, in
+group, for how many seconds none of these numbers has grown, and its stack. Four rules apply, in
 this order; the first that finds something decides:
 
 1. *Numbers.* All ranks of a process group begin the same operations in the same order. The ranks
    with the highest number wait, once they have not moved for long enough; those with a lower
    number are late. A rank that is late in one group may wait in another group. So only ranks that
    wait in no group are named. If there are none, the ranks wait for each other.
-2. *Stacks.* Without such numbers, a rank waits if its stack is in a function that waits for other
-   processes. All other ranks are late, provided that each of them has a known stack elsewhere.
-3. *Idle.* No rank moves, and none uses a processor: all ranks are late, and none waits.
+2. *Held.* All ranks that can move have not: those that are stopped, or in the kernel, are late.
+3. *Stacks.* Without such numbers, a rank waits if its stack is in a function that waits for other
+   processes. So does one that has begun, by its number, the operation in which others wait: in
+   `backward()` of DistributedDataParallel, for example. All other ranks are late, provided that
+   each of them has a known stack elsewhere.
+4. *Idle.* No rank moves, and none uses a processor: all ranks are late, and none waits.
 
 A rank that waits may use a processor all the time. Without numbers it then seems to move, and only
 its stack shows that it does not: it is the same at two looks some seconds apart. Such ranks are
@@ -60,6 +63,10 @@ class _Look:
         self.located = self.where(lambda one: one.stacks is not None)
         self.with_frames = self.where(lambda one: one.has_frames)
         self.in_wait = self.where(lambda one: one.is_in_wait)
+        self.in_operation = self.where(lambda one: one.is_in_operation)
+        # With the numbers of the lowest rank
+        lowest = positions[min(positions)]
+        self.alike = self.where(lambda one: one.counts == lowest.counts)
         # For at least `least` seconds
         self.unmoved = self.where(lambda one: one.since >= least)
         self.idle = self.where(lambda one: one.idle >= least)
@@ -93,7 +100,7 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
     if len(positions) < 2:
         return None
     look = _Look(positions, before, least)
-    for rule in (_by_numbers, _by_stacks, _all_idle):
+    for rule in (_by_numbers, _held, _by_stacks, _all_idle):
         late = rule(look)
         if late is not None:
             return late
@@ -143,19 +150,47 @@ def _late_in(group: str, look: _Look) -> Late | None:
     return Late(sorted(late), sorted(waiting), group)
 
 
+def _in_one_operation(look: _Look) -> set[int]:
+    """All ranks, if all have begun the same one, by their numbers, and some wait in it; or none."""
+    waits = look.in_operation & look.counted
+    waits_elsewhere = look.in_wait - waits
+    if waits_elsewhere or not waits:
+        return set()
+    have_same_numbers = look.alike == look.all
+    if not have_same_numbers or not look.counts:
+        return set()
+    return look.all
+
+
+def _held(look: _Look) -> Late | None:
+    """The ranks that cannot go on, if no other rank moves."""
+    others = look.all - look.held
+    stuck = look.counted & look.unmoved & others
+    may_move = others - stuck
+    if not look.held or not stuck:
+        return None
+    if may_move:
+        return None
+    late = sorted(look.held)
+    waiting = sorted(stuck)
+    return Late(late, waiting)
+
+
 def _by_stacks(look: _Look) -> Late | None:
-    waiting = look.has_waited | (look.in_wait & look.still)
+    in_operation = _in_one_operation(look)
+    waiting = look.has_waited | (look.in_wait & look.still) | (in_operation & look.unmoved)
     others = look.all - waiting
     # These have just begun to wait, or are at an unknown place: the job may be in order.
     unknown = look.all - look.located
-    unclear = others & (look.in_wait | unknown)
+    unclear = others & (look.in_wait | unknown | in_operation)
     if not others:
         # A function that waits may also compute.
         busy = look.in_wait - look.idle
         unclear = busy & look.where(lambda one: may_compute(one.stacks))
     if unclear or not waiting:
         return None
-    return Late(sorted(others), sorted(waiting))
+    late = sorted(others)
+    return Late(late, sorted(waiting))
 
 
 def _all_idle(look: _Look) -> Late | None:
@@ -164,4 +199,5 @@ def _all_idle(look: _Look) -> Late | None:
     idle = look.with_frames & look.unmoved & look.idle & certain
     if idle != look.all:
         return None
-    return Late(sorted(idle), [])
+    late = sorted(idle)
+    return Late(late, [])

@@ -29,7 +29,7 @@ from ..script.progress import MOST_GROUPS
 from ..script.stop_page import LARGEST
 from .exit_status import ExitStatus
 from .root_cause import RootCause
-from .stacks import Stacks, waits
+from .stacks import OPERATION, Stacks, has_called, waits
 
 _count = integer(most=LARGEST)
 LONGEST_SEEN = 200  # characters of a text about a node or a link
@@ -167,6 +167,11 @@ class Position:
     @property
     def has_frames(self) -> bool:
         return self.stacks is not None and bool(self.stacks.main)
+
+    @property
+    def is_in_operation(self) -> bool:
+        """Whether it waits in a collective operation of torch, which is counted."""
+        return self.stacks is not None and has_called(self.stacks, OPERATION)
 
     @property
     def is_in_wait(self) -> bool:

@@ -28,7 +28,6 @@ _AT_ITS_END = "at the end of its script"
 MOST_FRAMES = 48
 _OUTERMOST = 16  # of them, if there are more
 LONGEST_FRAME = 400  # characters
-MOST_THREADS = 4  # besides the main one
 _LONGEST_STACK = 9_000  # bytes of one stack as JSON: the message has several, and more
 _LONGEST_LINE = 4_000  # bytes of one line as JSON
 _LONGEST_LINES = 40_000  # bytes of all lines that are sent
@@ -39,10 +38,8 @@ _MOST_CALLS = 6  # of the user's own code, in a line
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
 _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')  # by faulthandler
 _RAISED = re.compile(r'  File "(.*)", line (\d+), in (.*)')  # in a traceback
+ONE_THREAD = "Stack (most recent call first):"  # how faulthandler begins that of one thread
 _TRACEBACK = "Traceback (most recent call last):"
-# Where each thread begins in a dump of faulthandler, and how one begins that is not the current one
-THREADS = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
-ANOTHER = "Thread"
 _FOREIGN = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |"
     r"/distboot/(agent|base|cli|detection|frameworks|host|job|rendezvous|report|script)/"
@@ -59,14 +56,17 @@ _WRAPPERS = re.compile(
 _WAITS = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)"
     r"|/horovod/"
-    r"|^mpi4py$"
+    r"|\(mpi4py:"
     r"|/jax/experimental/multihost_utils|/jax/_src/array"
     r"|/tensorflow/python/eager/execute"
     r"|/distboot/(context|agent/session)\.py"
 )
+# Where it waits in a collective operation that torch counts; not in one of two ranks
+OPERATION = re.compile(
+    r"^((all_)?(reduce|gather|to_all)\w*|barrier|broadcast\w*|scatter\w*|reduce_scatter\w*) "
+    r"\(.*/torch/distributed/(distributed_c10d|_functional_collectives)"
+)
 _stack = several(text(LONGEST_FRAME), MOST_FRAMES)
-_OF_PYTHON = re.compile(r"^(?!.*-packages/).*/lib/python3", re.DOTALL)
-_OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/script/progress\.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,6 @@ class Stacks:
     """
 
     main: tuple[str, ...] = of(_stack, default=())
-    others: tuple[tuple[str, ...], ...] = of(several(_stack, MOST_THREADS), default=())
     state: str = of(text(200), default="")
     # For which worker the main thread waits: "its worker in read_slowly (data.py:41)"
     worker: str = of(text(LONGEST_FRAME), default="")
@@ -116,21 +115,13 @@ def _is_not_of_distboot(one: str) -> bool:
 
 
 def from_dump(dump: str) -> Stacks | None:
-    """The stacks in a dump of faulthandler; None: it is empty or incomplete."""
-    main: list[str] | None = None
-    others = []
-    for thread in THREADS.split(dump)[1:]:
-        frames = _frames(_DUMPED, thread)
-        stack = _shortened(frames)
-        # The current one has taken the signal, which the kernel gives to the main thread.
-        if not thread.startswith(ANOTHER):
-            main = stack
-        elif _matters(stack):
-            others.append(tuple(stack))
-    if main is None:
+    """The last stack in what faulthandler has written; None: it has not begun to write one."""
+    _, beginning, last = dump.rpartition(ONE_THREAD)
+    if not beginning:
         return None
-    kept = others[:MOST_THREADS]
-    return Stacks(tuple(main), tuple(kept))
+    frames = _frames(_DUMPED, last)
+    stack = _shortened(frames)
+    return Stacks(tuple(stack))
 
 
 def from_traceback(excerpt: str) -> Stacks | None:
@@ -164,14 +155,6 @@ def _shortened(stack: list[str]) -> list[str]:
     return stack
 
 
-def _matters(stack: Sequence[str]) -> bool:
-    """Whether a thread is of interest: not if it is one of the standard library's or of tqdm."""
-    files = list(map(_file_of, stack))
-    if any(map(_OF_NO_INTEREST.search, files)):
-        return False
-    return not all(map(_OF_PYTHON.search, files))
-
-
 # Where a process is
 
 
@@ -195,7 +178,8 @@ def where(stacks: Stacks) -> str:
 def _joined(stacks: Stacks, place: str) -> str:
     """The place of the main thread, and why it does not go on, as far as that is known."""
     known = filter(None, (place, stacks.worker, stacks.state))
-    return escape_control(", ".join(known))
+    text = ", ".join(known)
+    return escape_control(text)
 
 
 @lru_cache(_REMEMBERED)
@@ -206,12 +190,11 @@ def waits(stacks: Stacks) -> bool:
     return has_called(stacks, _WAITS)
 
 
-def has_called(stacks: Stacks, files: re.Pattern[str]) -> bool:
-    """Whether the user's own code has called what is in one of these files."""
-    _, frames = _called(stacks.main)
-    called = stacks.main[: len(stacks.main) - len(frames)]
-    called_files = map(_file_of, called)
-    return any(map(files.search, called_files))
+def has_called(stacks: Stacks, frames: re.Pattern[str]) -> bool:
+    """Whether the user's own code has called one of these frames."""
+    _, own = _called(stacks.main)
+    called = stacks.main[: len(stacks.main) - len(own)]
+    return any(map(frames.search, called))
 
 
 def may_compute(stacks: Stacks | None) -> bool:
@@ -268,8 +251,7 @@ def lines(
     left_out = len(known)
     for ranks, place in groups[:_MOST_GROUPS]:
         left_out -= len(ranks)
-        line = f"{ranks_said(ranks)}: {place}"
-        shown += line.splitlines()
+        shown.append(f"{ranks_said(ranks)}: {place}")
     if left_out:
         shown.append(f"{left_out} more ranks, at other places")
     return _fitting(shown)
@@ -298,11 +280,8 @@ def _cut(line: str) -> str:
 
 @lru_cache(_REMEMBERED)
 def _described(stacks: Stacks) -> str:
-    """What is called, and a line more for each other thread."""
-    place = _joined(stacks, _calls(stacks.main))
-    others = map(_calls, stacks.others)
-    threads = [place, *others]
-    return "\n  another thread: ".join(threads)
+    """What is called, and why it does not go on."""
+    return _joined(stacks, _calls(stacks.main))
 
 
 def _calls(stack: Sequence[str]) -> str:

@@ -128,9 +128,16 @@ class Wait:
             return ""
         positions = self._positions
         most = max(positions[rank].counts[group] for rank in late.waiting)
-        least = min(positions[rank].counts[group] for rank in late.ranks)
+        counts = {}
+        for rank in late.ranks:
+            counts[rank] = positions[rank].counts[group]
+        least = min(counts.values())
+        at_least = "at least "  # they may have begun more since they have reported
+        for rank, count in counts.items():
+            if count == least and not positions[rank].is_held:
+                at_least = ""
         late_ranks = _clause(late.ranks, "have")
-        return f", collective operation {most:,}, {late_ranks} begun {least:,}"
+        return f", collective operation {most:,}, {late_ranks} begun {at_least}{least:,}"
 
     def _places(self, ranks: Iterable[int]) -> Places:
         """Where ranks are, as far as is known; the place of the fewest ranks first."""

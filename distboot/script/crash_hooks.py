@@ -97,7 +97,7 @@ def install(pipe: int, *, term: bool = False) -> None:
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
-        faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
+        _register_stacks(pipe)
     _enables_dumps |= not faulthandler.is_enabled()
     if _enables_dumps:  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
@@ -379,7 +379,16 @@ def _keep_stacks(pipe: int) -> None:
     except OSError:  # no file is left
         faulthandler.unregister(signal.SIGURG)
         return
-    faulthandler.register(signal.SIGURG, kept, all_threads=True)
+    _register_stacks(kept)
+
+
+def _register_stacks(pipe: int) -> None:
+    """Let SIGURG show the stack of the main thread, see `agent/stack_reader`.
+
+    Not those of others: faulthandler reads them while they run, and one in some fifty such dumps
+    ended a process with a busy thread by SIGSEGV (Python 3.10 to 3.13).
+    """
+    faulthandler.register(signal.SIGURG, pipe, all_threads=False)
 
 
 def _excepthook(

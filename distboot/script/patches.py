@@ -99,7 +99,7 @@ GROUPS = (
             ),
             Patch(
                 "`faulthandler`: SIGURG",
-                "sends the stacks of all threads when others wait for this rank, or for"
+                "sends the stack of the main thread when others wait for this rank, or for"
                 " `distboot stacks`; not if the script handles SIGURG",
                 _BOTH,
                 _DETECTION,

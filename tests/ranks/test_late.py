@@ -38,6 +38,24 @@ REDUCES = Stacks(
     )
 )
 SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
+RECEIVES = Stacks((frame("recv", _C10D, 2700), frame("train", "/job/train.py", 90)))
+BARRIER = Stacks((frame("barrier", _C10D, 5000), frame("main", "/job/train.py", 99)))
+BACKWARD = Stacks(
+    (
+        frame(
+            "_engine_run_backward", "/opt/lib/python3.11/site-packages/torch/autograd/graph.py", 9
+        ),
+        frame("backward", "/opt/lib/python3.11/site-packages/torch/_tensor.py", 570),
+        frame("train", "/job/train.py", 81),
+    )
+)
+KEY = Stacks(
+    (
+        frame("barrier", "/opt/lib/python3.11/site-packages/distboot/context.py", 200),
+        frame("main", "/job/train.py", 95),
+    )
+)
+STOPPED = Stacks(state="stopped by a signal")
 COMPUTES = Stacks((frame("step", "/job/train.py", 9),))
 MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for rank in range(4)}
 
@@ -131,6 +149,37 @@ CASES: list[tuple[list[Position], Late | None, str]] = [
     # Another one, which another rank has left already.
     ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
     ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0"), ""),
+    # All have begun it, most of them in a backward() that has no frame of its own.
+    (
+        [at(20, BACKWARD), at(20, BARRIER), at(20, BACKWARD), at(20, BACKWARD)],
+        Late([], [0, 1, 2, 3]),
+        (
+            "waiting for each other for 60 s: rank 1 waits in barrier (train.py:99), "
+            "ranks 0, 2-3 wait in backward (train.py:81)"
+        ),
+    ),
+    ([at(20, BACKWARD, 10), at(20, BARRIER), at(20, BARRIER), at(20, BARRIER)], None, ""),
+    # In no operation that is counted, they wait for rank 0.
+    ([at(20, BACKWARD), at(20, KEY), at(20, KEY), at(20, KEY)], Late([0], [1, 2, 3]), ""),
+    ([at(20, LOADS), at(20, RECEIVES), at(20, KEY), at(20, KEY)], Late([0], [1, 2, 3]), ""),
+    # Its last report is as old as its stop; or it has none.
+    (
+        [at(56, BACKWARD), at(39, STOPPED), at(56, BACKWARD), at(56, BACKWARD)],
+        Late([1], [0, 2, 3], "0"),
+        (
+            "waiting for rank 1 (node-0) for 60 s: it is stopped by a signal; ranks 0, 2-3 wait in backward "
+            "(train.py:81), collective operation 56, rank 1 has begun at least 39"
+        ),
+    ),
+    (
+        [at(8, BACKWARD), at(0, STOPPED), at(8, BACKWARD), at(8, BACKWARD)],
+        Late([1], [0, 2, 3]),
+        (
+            "waiting for rank 1 (node-0) for 60 s: it is stopped by a signal; "
+            "ranks 0, 2-3 wait in backward (train.py:81)"
+        ),
+    ),
+    ([at(8, BACKWARD, 10), at(0, STOPPED), at(8, BACKWARD), at(8, BACKWARD)], None, ""),
     # None waits for another, and none does anything.
     (
         [replace(at(8, LOADS), idle=AFTER)] * 4,

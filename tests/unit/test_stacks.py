@@ -163,12 +163,8 @@ def test_where_a_process_is_that_runs_no_python(
     assert watched.process.poll() is None, "the signal has not ended it"
 
 
-@pytest.mark.parametrize(
-    ("threads", "expected"), [(90, "in deep ("), (300, "in a process of more than 100 threads, ")]
-)
-def test_many_threads_and_a_deep_stack(
-    watch: Callable[..., Watched], threads: int, expected: str
-) -> None:
+@pytest.mark.parametrize("threads", [90, 300])
+def test_many_threads_and_a_deep_stack(watch: Callable[..., Watched], threads: int) -> None:
     script = """
 import threading
 sys.setrecursionlimit(10**7)
@@ -182,10 +178,29 @@ def deep(number):
     time.sleep(60)
 deep(20_000)
 """
-    stacks = watch(script.replace("THREADS", str(threads))).read(expected)
-    assert len(stacks.main) == (0 if threads > 100 else MOST_FRAMES)
-    assert where(stacks).startswith(expected)
-    assert stacks.others == ()
+    stacks = watch(script.replace("THREADS", str(threads))).read("in deep (")
+    assert len(stacks.main) == MOST_FRAMES
+
+
+def test_busy_threads_are_not_ended_by_reading(watch: Callable[..., Watched]) -> None:
+    """faulthandler reads the stacks of other threads while they run, and may read beyond them."""
+    script = """
+import threading
+def work():
+    while True:
+        [sum(each * each for each in range(number)) for number in range(50)]
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+ready()
+time.sleep(60)
+"""
+    watched = watch(script)
+    watched.read("in <module> (<string>:14)")
+    for _ in range(300):
+        watched.process.send_signal(signal.SIGURG)
+        time.sleep(0.002)
+    watched.read("in <module> (<string>:14)")
+    assert watched.process.poll() is None
 
 
 _WAITS_FOR_WORKERS = """
@@ -250,10 +265,11 @@ def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> No
 def test_sigterm_is_reported_while_stacks_are_read() -> None:
     reading, writing = os.pipe()
     hooks = HookReader(reading)
-    hooks.expects_stacks = True
-    os.write(writing, b'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n\n')
+    hooks.expect_stacks(7)
     os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
-    os.write(writing, b'Current thread 0x2 (most recent call first):\n  File "c.py", line 3 in h\n')
+    assert hooks.read() == []
+    assert not hooks.take_dump(), "it is the answer"
+    os.write(writing, b'Stack (most recent call first):\n  File "c.py", line 3 in h\n')
     assert hooks.read() == []
     assert hooks.take_dump()
     assert not hooks.take_dump(), "said once"
@@ -262,6 +278,20 @@ def test_sigterm_is_reported_while_stacks_are_read() -> None:
     assert found.main == (frame("h", "c.py", 3),)
     hooks.forget_stacks()
     assert hooks.stacks() == ""
+    os.close(writing)
+    os.close(reading)
+
+
+def test_late_answer_is_no_sigterm() -> None:
+    reading, writing = os.pipe()
+    hooks = HookReader(reading)
+    for pid in (7, 8, 7):  # 7 is in the kernel, and takes the signal once it is back
+        hooks.expect_stacks(pid)
+        hooks.forget_stacks()
+    for is_term in (False, False, True):
+        os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
+        hooks.read()
+        assert hooks.take_dump() == is_term
     os.close(writing)
     os.close(reading)
 
@@ -366,20 +396,8 @@ def test_where_is_in_the_code_of_the_user(
     assert waits(stacks) == is_waiting
 
 
-def test_only_threads_that_matter_are_kept() -> None:
-    dump = f"""Thread 0x00007f01 (most recent call first):
-  File "/usr/lib/python3.12/threading.py", line 331 in wait
-  File "/env/lib/python3.12/site-packages/tqdm/_monitor.py", line 60 in run
-
-Thread 0x00007f02 [Thread-3] (most recent call first):
-  File "/usr/lib/python3.12/queue.py", line 180 in get
-  File "/usr/lib/python3.12/concurrent/futures/thread.py", line 80 in _worker
-
-Thread 0x00007f03 (most recent call first):
-  File "{_TORCH}/utils/data/_utils/pin_memory.py", line 36 in do_one_step
-  ...
-
-Current thread 0x00007f04 (most recent call first):
+def test_stack_of_a_path_with_quotes() -> None:
+    dump = """Stack (most recent call first):
   File "/job/a "b", line 3 in c.py", line 84 in train
   File "/job/train.py", line 99 in <module>
 """
@@ -389,10 +407,7 @@ Current thread 0x00007f04 (most recent call first):
         frame("train", '/job/a "b", line 3 in c.py', 84),
         frame("<module>", "/job/train.py", 99),
     )
-    assert found.others == (
-        (frame("do_one_step", f"{_TORCH}/utils/data/_utils/pin_memory.py", 36),),
-    )
-    assert from_dump(dump.partition("Current")[0]) is None
+    assert from_dump(dump.partition("(")[0]) is None
 
 
 def test_equal_stacks_are_folded_rarest_first() -> None:
@@ -419,17 +434,15 @@ def test_signal_without_a_handler_is_ignored() -> None:
 
 
 def _dump(function: str, file: str) -> str:
-    """What faulthandler writes of five threads whose stacks are as long as it shows them."""
+    """What faulthandler writes of a stack that is as long as it shows one."""
     frames = f'  File "{file}", line 1 in {function}\n' * 100
-    other = f"Thread 0x00007f01 (most recent call first):\n{frames}\n"
-    return other * 4 + f"Current thread 0x00007f02 (most recent call first):\n{frames}"
+    return f"Stack (most recent call first):\n{frames}"
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\U0001f600"], ids=ascii)
 def test_longest_answer_fits_into_a_message(letter: str) -> None:
     stacks = from_dump(_dump(letter * 100, letter * 400))
     assert stacks is not None
-    assert len(stacks.others) == 4
     counts = {f"{group}{letter * 58}": 2**63 for group in range(10, 10 + MOST_GROUPS)}
     answer = Position(
         1,
@@ -446,20 +459,17 @@ def test_longest_answer_fits_into_a_message(letter: str) -> None:
     assert decode(encode(shown), ShowStacks) == shown
 
 
-def test_deep_stacks_of_few_threads_are_read(watch: Callable[..., Watched]) -> None:
+def test_long_frames_are_read(watch: Callable[..., Watched]) -> None:
     script = """
-import threading
 name = "f" * 100
 code = f"def {name}(n, wait):\\n    return {name}(n - 1, wait) if n else wait()\\n"
 space = {}
 exec(compile(code, "/home/" + "x" * 250 + "/module.py", "exec"), space)
-for _ in range(4):
-    threading.Thread(target=space[name], args=(95, threading.Event().wait), daemon=True).start()
 def last():
     ready()
     time.sleep(60)
 space[name](95, last)
 """
-    stacks = watch(script).read("in last (<string>:16)")
-    assert len(stacks.others) == 4
+    stacks = watch(script).read("in last (<string>:13)")
+    assert len(stacks.main) > 20
     assert stacks.state == ""
