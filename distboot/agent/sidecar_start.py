@@ -147,6 +147,8 @@ class Sidecar:
         with _moved(its_control) as its_control, _moved(its_status) as its_status:
             files = (its_control.fileno(), reading, its_status.fileno())
             try:
+                if getattr(sys, "frozen", False):  # the application would run again
+                    raise OSError("this program is frozen, so there is no Python to run it")
                 subprocess.run(
                     self._command(files),
                     pass_fds=files,

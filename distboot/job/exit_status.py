@@ -193,6 +193,17 @@ class ExitStatus:
         return 128 + self.signal
 
     @property
+    def tells_code_of_job(self) -> bool:
+        """Whether it ends the job with a code of its own.
+
+        A signal after an uncaught exception does not: a framework may abort while Python ends.
+        """
+        has_signal = self.signal is not None
+        has_exception = self.exception is not None
+        is_aborted = all((has_signal, has_exception))
+        return all((self.is_failure, not is_aborted))
+
+    @property
     def code_of_job(self) -> int:
         """The exit code of a job in which a rank failed first, and so."""
         code = self.status

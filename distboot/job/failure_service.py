@@ -119,7 +119,7 @@ class FailureService(Service):
         if cause is None or not cause.is_first(member.rank):
             return
         again = replace(cause, delay=self._facts.delay(member))
-        if member.end is not None and member.end.is_failure:
+        if member.end is not None and member.end.tells_code_of_job:
             again = replace(again, exit_code=member.end.code_of_job)
         self._emit(Amend(again))
 

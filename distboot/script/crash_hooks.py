@@ -73,6 +73,7 @@ _term_at = float("inf")  # when a SIGTERM has arrived after which the script goe
 _reported: BaseException | None = None  # the last exception that the agent has been told of
 _has_closed = False  # whether the script has closed its context: no peer can fail it any more
 _enables_dumps = False  # whether faulthandler is enabled by us, not by the user
+_shows_stacks = False  # whether SIGURG is ours
 # The end of what the script has written to stderr: argparse and others write there why they end
 _stderr_tail = ""
 _TAIL = 4096  # characters of it
@@ -96,7 +97,8 @@ def install(pipe: int, *, term: bool = False) -> None:
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
-    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
+    is_ours = _shows_stacks and signal.getsignal(signal.SIGURG) == signal.SIG_DFL
+    if is_ours or not _is_used(signal.SIGURG):
         _register_stacks(pipe)
     _enables_dumps |= not faulthandler.is_enabled()
     if _enables_dumps:  # else the user has said where its dumps are to go
@@ -104,6 +106,21 @@ def install(pipe: int, *, term: bool = False) -> None:
     if term:
         _register_term()
         _follow_term()
+
+
+def _is_used(number: int) -> bool:
+    """Whether the script handles a signal, or a library in C, which Python does not know."""
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return True
+    status = ""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        status = file.read()
+    _, _, masks = status.partition("SigCgt:")  # proc_pid_status(5)
+    caught = 0
+    for mask in masks.split()[:1]:
+        caught = int(mask, 16)
+    own_bit = 1 << (number - 1)
+    return bool(caught & own_bit)
 
 
 def install_below_wrapper() -> None:
@@ -154,7 +171,15 @@ def exception_ends_script() -> bool:
         return False
     outermost: FrameType = trace.tb_frame
     caller = outermost.f_back
-    return caller is None
+    return caller is None and not has_returned(outermost)
+
+
+def has_returned(frame: FrameType) -> bool:
+    """Whether a frame that is over has returned, and no exception has left it."""
+    import opcode
+
+    number = frame.f_code.co_code[frame.f_lasti]
+    return opcode.opname[number].startswith("RETURN")
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
@@ -372,7 +397,7 @@ def _forget() -> None:
 
 def _keep_stacks(pipe: int) -> None:
     """Show the stacks of a forked process there, where the rank may wait for it; nothing else."""
-    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+    if not _shows_stacks or signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
         return  # else it would take away the handler of the script
     try:
         kept = out_of_the_way(os.dup(pipe))
@@ -388,6 +413,8 @@ def _register_stacks(pipe: int) -> None:
     Not those of others: faulthandler reads them while they run, and one in some fifty such dumps
     ended a process with a busy thread by SIGSEGV (Python 3.10 to 3.13).
     """
+    global _shows_stacks  # noqa: PLW0603 - as a process has one handler
+    _shows_stacks = True
     faulthandler.register(signal.SIGURG, pipe, all_threads=False)
 
 

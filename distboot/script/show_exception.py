@@ -60,9 +60,19 @@ def show(
     finally:
         sys.stderr = stream
     with suppress(Exception):  # as Python's hook does without a stderr
-        stream.write(collected.getvalue())
+        _write(stream, collected.getvalue())
         stream.flush()
     return True
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write a text, with escapes in place of what the encoding of a file lacks."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "utf-8"
+        data = text.encode(encoding, "backslashreplace")
+        stream.write(data.decode(encoding))
 
 
 def _reaches_file(stream: TextIO | None) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from functools import cache
+from functools import cache, wraps
 
-from .crash_hooks import exception_ends_script
+from .crash_hooks import exception_ends_script, has_returned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _raised: SystemExit | None = None  # by the last `sys.exit` of the main thread
 def watch_exit() -> None:
     """From now on, keep what `sys.exit` raises."""
 
+    @wraps(sys.exit)  # so that it is pickled as such
     def leave(status: object = None, /) -> NoReturn:
         __tracebackhide__ = True  # pytest shows the call in the script, not this line
         global _raised  # noqa: PLW0603 - as a process has one sys.exit
@@ -50,21 +51,13 @@ def exit_asked() -> SystemExit | None:
     # Before Python 3.12 one that ended the script has no traceback here
     if trace is None:
         return _raised
-    frame = trace.tb_frame
-    if _was_caught_in(frame):
+    frame: FrameType = trace.tb_frame
+    is_outermost = frame.f_back is None
+    if not is_outermost:
+        return None
+    if has_returned(frame):
         return None
     return _raised
-
-
-def _was_caught_in(frame: FrameType) -> bool:
-    """Whether this frame, which an exception reached last, caught it."""
-    import opcode
-
-    is_outermost = frame.f_back is None
-    number = frame.f_code.co_code[frame.f_lasti]
-    last_operation = opcode.opname[number]
-    has_returned = last_operation.startswith("RETURN")  # which it has not if the exception left it
-    return has_returned or not is_outermost
 
 
 def exit_outcome() -> str:

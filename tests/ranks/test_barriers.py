@@ -85,6 +85,25 @@ def test_nested_waiting_and_invalid_time_limits_are_refused(count: int) -> None:
         ctx.barrier()
 
 
+@pytest.mark.parametrize("leaves", ["break", "sys.exit(0)"])
+def test_block_that_is_left_in_order(ranks: Ranks, leaves: str) -> None:
+    script = f"""
+def items():
+    with ctx.main_first(timeout=60):
+        yield 1
+        yield 2
+ctx = distboot.init("none", join_timeout=60)
+for item in items():
+    if ctx.is_main:
+        {leaves}
+say("went on")
+"""
+    ended = ranks(script, 2, DISTBOOT_FAILURE_DETECTION="0")
+    assert [code for _, code in ended] == [0, 0], ended
+    output, _ = ended[1]
+    assert "went on" in output.splitlines()
+
+
 @pytest.mark.parametrize("first", ["main_first", "local_main_first"])
 def test_block_inside_the_same_block_keeps_the_order(ranks: Ranks, first: str) -> None:
     script = f"""

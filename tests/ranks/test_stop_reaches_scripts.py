@@ -57,6 +57,25 @@ def test_init_in_a_thread_stops_with_all(
     assert len({step for _, _, step in stopped}) == 1
 
 
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("class Job:\n    def __init__(self): self.preempted = False\nJob()", -signal.SIGTERM),
+        ("preempted = False\ndef note(*_): global preempted; preempted = True", -signal.SIGTERM),
+        ("def train(): return ctx.preempted", 0),
+    ],
+    ids=["attribute", "global", "read"],
+)
+def test_variable_of_this_name_is_no_read(ranks: Ranks, script: str, code: int) -> None:
+    ends = """
+import signal
+ctx = distboot.init("none")
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ((output, ended_with),) = ranks(f"{script}{ends}", 1)
+    assert ended_with == code, output
+
+
 FIRST_STEP = """
 import signal
 ctx = distboot.init("none", join_timeout=60)

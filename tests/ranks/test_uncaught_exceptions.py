@@ -620,8 +620,23 @@ def check():
     except ZeroDivisionError as error:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
 check()
+try:
+    1 / 0
+except ZeroDivisionError as error:  # in the outermost frame, for traceback.print_last()
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
 """
     assert exceptions_of(script, tmp_path) == []
+
+
+def test_exception_in_a_strict_stream_is_printed(tmp_path: Path) -> None:
+    script = f"""
+sys.stderr = open({str(tmp_path / "err.log")!r}, "w", encoding="ascii")
+raise ValueError(os.fsdecode(b"data-\\xff.bin"))
+"""
+    exceptions_of(script, tmp_path)
+    printed = (tmp_path / "err.log").read_text()
+    assert "Traceback (most recent call last)" in printed
+    assert "ValueError: data-\\udcff.bin" in printed
 
 
 @pytest.mark.parametrize(

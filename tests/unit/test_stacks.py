@@ -362,6 +362,23 @@ os.wait()
     assert done.stdout == "own\n" * 2
 
 
+def test_handler_of_a_library_in_c_stays() -> None:
+    """Python does not know of it: `signal.getsignal` says SIG_DFL."""
+    script = """
+import ctypes, os, signal
+from distboot.script import crash_hooks
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: print("own", flush=True))
+ctypes.CDLL(None).signal(int(signal.SIGURG), handler)
+for _ in range(2):
+    crash_hooks.install(os.pipe()[1])
+    signal.raise_signal(signal.SIGURG)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "own\n" * 2
+
+
 def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
     script = "exec(compile('ready()\\ntime.sleep(60)', '/job/top-secret/train.py', 'exec'))"
     assert "secret" not in str(watch(script, "top-secret").read("in <module> (train.py:2)"))
