@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 
 from ..base.errors import DistbootError
@@ -92,9 +91,9 @@ class JobRecord:
         settings = self._facts.settings
         restarts = self._shell.restarts
         exit_code = self._exit_code_of_job()
-        self._log.note("ended", exit_code=exit_code)
+        # The same time, so that a report from the journal says the same
+        now = self._log.note("ended", exit_code=exit_code)
         doubts = Doubts(settings.apart, settings.unused)
-        now = time.time()
         known = (self._log, self._membership, doubts, now)
         round_ = RoundTime(self._log, self._membership.world_size)
         earlier = []

@@ -96,10 +96,12 @@ class EventLog(list[Event]):
             record(one)
         self._record = record
 
-    def note(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
-        """Record an event that is not one of this list."""
+    def note(self, event: Kind, rank: int | None = None, /, **details: Any) -> float:
+        """Record an event that is not one of this list; returns its time."""
+        now = time.time()
         if not self._is_too_often(event, rank):
-            self._record(Event(time.time(), rank, event, details))
+            self._record(Event(now, rank, event, details))
+        return now
 
     def _is_too_often(self, event: Kind, rank: int | None) -> bool:
         self._counts[rank, event] += 1
