@@ -326,8 +326,9 @@ class Context:
         try:
             yield
         except BaseException as error:
-            if others_wait and _ends_block_well(error):
-                self._wait_for(what, timeout, opens=True, node=node)
+            if others_wait and isinstance(error, GeneratorExit):  # a generator that is left early
+                with suppress(Exception):
+                    self._wait_for(what, timeout, opens=True, node=node)
             elif others_wait:
                 self._report_failure(error, what, node)
             raise
@@ -342,13 +343,6 @@ class Context:
         failure = escape_control(text)[:LONGEST_FAILURE]
         with suppress(Exception):
             self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
-
-
-def _ends_block_well(error: BaseException) -> bool:
-    """Whether the script leaves a block in order: a generator is closed, or `sys.exit(0)`."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0)
-    return isinstance(error, GeneratorExit)
 
 
 def who_of(context: Context) -> str | None:

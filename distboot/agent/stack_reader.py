@@ -1,7 +1,7 @@
 """How an agent reads the Python stacks of a process.
 
-faulthandler writes them: the hooks have registered it for a signal (`script/crash_hooks`), and it
-answers also while C code holds Python's lock. The signal may cut a `sleep` in C short, so it is
+faulthandler writes them: the hooks have registered it for a signal (`script/crash_hooks`), with a
+pipe of its own, and it answers also while C code holds Python's lock. The signal may cut a `sleep` in C short, so it is
 sent only when a rank is late, or a user asks.
 
 If the main thread waits for a worker, of a data loader for example, the workers are asked next, one
@@ -11,6 +11,7 @@ Those that were forked answer; others are asked only whether they are stopped.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
+_LARGE_PIPE = 1 << 20  # bytes in a pipe: as many as any user may have, pipe(7)
+_MOST_DUMPED = 1 << 21  # bytes of a dump
 _MOST_WORKERS = 64  # that are asked
 _NOWHERE = "at a place where it has no Python stack to show"
 _TOO_LONG = "at an unknown place (its stacks are too long to be read in time)"
@@ -53,6 +56,8 @@ _STATES = {
 }
 # Where a process waits for a worker that it has started
 _WAITS_FOR_WORKER = re.compile(r"/(multiprocessing|concurrent/futures|torch/utils/data)/")
+# Where a loop of the user's own in a worker waits for work
+_WAITS_FOR_WORK = re.compile(r"/multiprocessing/(queues|connection|synchronize|managers)\.py:")
 # What calls the function of a worker; further out, a fork has the stack of what has started it
 _CALLS_FUNCTION = re.compile(r"_bootstrap \(.*/multiprocessing/process\.py:\d+\)")
 # mpi4py has no frame of its own: the line of the script that calls it shows the collective
@@ -79,6 +84,8 @@ class StackReader:
         self._replies: list[Callable[[Stacks], object]] = []
         self._until = 0.0  # when the process has to have written them
         self._seen = -1  # characters that it had written at the last poll
+        self._pipe = -1
+        self._dump = b""
 
     def read(self, reply: Callable[[Stacks], object], now: float) -> None:
         """Call `reply` with the stacks, within seconds."""
@@ -98,26 +105,49 @@ class StackReader:
     def _ask(self, process: Process, take: Callable[[Stacks, float], None], now: float) -> None:
         self._process = process
         self._take = take
-        if not self._catches():
+        self._dump = b""
+        pipe = self._opened_pipe() if self._catches() else None
+        if pipe is None:
             take(Stacks(state=self._state()), now)
             return
+        self._pipe = pipe
+        self._read_pipe()  # what was not asked for, or came too late
+        self._dump = b""
         self._until = now + _LIMIT
         self._seen = -1
-        self._hooks.expect_stacks(process.pid)
         process.send(SIGNAL)
         self._loop.call_at(now + _QUIET, self._poll)
+
+    def _opened_pipe(self) -> int | None:
+        """The pipe into which a process shows its stack; a fork has that of the rank."""
+        file, inode = self._hooks.stack_pipes.get(self.process.pid, ("", 0))
+        path = f"/proc/{self._process.pid}/fd/{file}"
+        with suppress(OSError):
+            if file and os.stat(path).st_ino == inode:  # else the script has closed it
+                pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                # faulthandler does not wait until it has room; only up to a limit
+                with suppress(OSError):
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+                return pipe
+        return None
+
+    def _read_pipe(self) -> None:
+        with suppress(OSError):
+            while data := os.read(self._pipe, _LARGE_PIPE):
+                self._dump = (self._dump + data)[:_MOST_DUMPED]
 
     def _poll(self) -> None:
         """Take its stack once it has written that, and nothing more since."""
         now = time.monotonic()
-        dump = self._hooks.stacks()
+        self._read_pipe()
+        dump = self._hooks.clean(self._dump)
         found = from_dump(dump)
         is_complete = found is not None and len(dump) == self._seen
         self._seen = len(dump)
         if not is_complete and now < self._until:
             self._loop.call_at(now + _QUIET, self._poll)
             return
-        self._hooks.forget_stacks()
+        os.close(self._pipe)
         if found is None:
             found = Stacks(state=self._state(_why_unread(dump)))
         self._take(found, now)
@@ -143,7 +173,7 @@ class StackReader:
         self._ask(worker, self._take_worker, now)
 
     def _take_worker(self, stacks: Stacks, now: float) -> None:
-        is_held = self._process.state in _STATES
+        is_held = self._process.state in _STATES and self._is_fork()
         self._process.close()
         found = None
         if is_held or not stacks.state:
@@ -152,6 +182,11 @@ class StackReader:
             self._ask_next_worker(now)
         else:
             self._reply(found)
+
+    def _is_fork(self) -> bool:
+        """Whether it has the program of the rank: a worker, and not what the script has started."""
+        own = self.process.read("cmdline")
+        return own != "" and self._process.read("cmdline") == own
 
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and the process can run it."""
@@ -239,6 +274,7 @@ def _work(worker: Stacks) -> str:
             break
     else:
         return ""
-    if not any(map(is_users_own, called)):
+    stack = Stacks(tuple(called))
+    if not any(map(is_users_own, called)) or has_called(stack, _WAITS_FOR_WORK):
         return ""
-    return where(Stacks(tuple(called)))
+    return where(stack)

@@ -81,7 +81,7 @@ def _without_arguments(words: list[str]) -> list[str]:
     name = "".join(words[begin : begin + 1])
     if not name.startswith("-"):
         shown.append(name)
-    if name == "distboot":
+    if os.path.basename(name) == "distboot":
         scripts = filter(_is_script, words)
         shown += list(scripts)[:1]
     return shown

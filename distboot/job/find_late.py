@@ -8,7 +8,8 @@ this order; the first that finds something decides:
    with the highest number wait, once they have not moved for long enough; those with a lower
    number are late. A rank that is late in one group may wait in another group. So only ranks that
    wait in no group are named. If there are none, the ranks wait for each other.
-2. *Held.* All ranks that can move have not: those that are stopped, or in the kernel, are late.
+2. *Held.* All ranks that can move have not, and wait or use no processor: those that are stopped,
+   or in the kernel, are late.
 3. *Stacks.* Without such numbers, a rank waits if its stack is in a function that waits for other
    processes. So does one that has begun, by its number, the operation in which others wait: in
    `backward()` of DistributedDataParallel, for example. All other ranks are late, provided that
@@ -167,9 +168,11 @@ def _held(look: _Look) -> Late | None:
     others = look.all - look.held
     stuck = look.counted & look.unmoved & others
     may_move = others - stuck
+    may_compute = stuck - look.idle - look.in_wait
     if not look.held or not stuck:
         return None
-    if may_move:
+    may_go_on = may_move | may_compute
+    if may_go_on:
         return None
     late = sorted(look.held)
     waiting = sorted(stuck)

@@ -204,7 +204,7 @@ def may_compute(stacks: Stacks | None) -> bool:
     """
     if stacks is None:
         return False
-    innermost = stacks.main[0]
+    innermost = "".join(stacks.main[:1])
     return "/tensorflow/" in _file_of(innermost)
 
 

@@ -39,6 +39,7 @@ INTERRUPT = "interrupt"
 TERM = "term"
 ENDING = "ending"
 PRINTED = "printed"  # what there is to read about the exception, or the text of `sys.exit`
+STACKS = "stacks"  # where SIGURG shows the stack of the process: file, inode
 STEPS = "steps"
 # Whose handler SIGTERM has, if not that of the system
 TERM_HANDLER = "term_handler"
@@ -73,7 +74,7 @@ _term_at = float("inf")  # when a SIGTERM has arrived after which the script goe
 _reported: BaseException | None = None  # the last exception that the agent has been told of
 _has_closed = False  # whether the script has closed its context: no peer can fail it any more
 _enables_dumps = False  # whether faulthandler is enabled by us, not by the user
-_shows_stacks = False  # whether SIGURG is ours
+_stacks = _NO_PIPE  # for SIGURG, if that is ours: a pipe and its inode
 # The end of what the script has written to stderr: argparse and others write there why they end
 _stderr_tail = ""
 _TAIL = 4096  # characters of it
@@ -97,9 +98,9 @@ def install(pipe: int, *, term: bool = False) -> None:
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
-    is_ours = _shows_stacks and signal.getsignal(signal.SIGURG) == signal.SIG_DFL
-    if is_ours or not _is_used(signal.SIGURG):
-        _register_stacks(pipe)
+    if _stacks != _NO_PIPE or not _is_used(signal.SIGURG):
+        with suppress(OSError):  # no file is left
+            _show_stacks()
     _enables_dumps |= not faulthandler.is_enabled()
     if _enables_dumps:  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
@@ -390,32 +391,26 @@ def _forget() -> None:
         _pipe = _NO_PIPE
         with suppress(OSError):
             _refuse_other(pipe, inode)
-            _keep_stacks(pipe)
             quiet(pipe)
     _release_term()
 
 
-def _keep_stacks(pipe: int) -> None:
-    """Show the stacks of a forked process there, where the rank may wait for it; nothing else."""
-    if not _shows_stacks or signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
-        return  # else it would take away the handler of the script
-    try:
-        kept = out_of_the_way(os.dup(pipe))
-    except OSError:  # no file is left
-        faulthandler.unregister(signal.SIGURG)
-        return
-    _register_stacks(kept)
+def _show_stacks() -> None:
+    """Let SIGURG show the stack of the main thread in a pipe of its own, which the agent opens.
 
-
-def _register_stacks(pipe: int) -> None:
-    """Let SIGURG show the stack of the main thread, see `agent/stack_reader`.
-
-    Not those of others: faulthandler reads them while they run, and one in some fifty such dumps
-    ended a process with a busy thread by SIGSEGV (Python 3.10 to 3.13).
+    Not those of other threads: faulthandler reads them while they run, and one in some fifty such
+    dumps ended a process with a busy thread by SIGSEGV (Python 3.10 to 3.13). A fork has the pipe,
+    too: the rank may wait for it.
     """
-    global _shows_stacks  # noqa: PLW0603 - as a process has one handler
-    _shows_stacks = True
-    faulthandler.register(signal.SIGURG, pipe, all_threads=False)
+    global _stacks  # noqa: PLW0603 - as a process has one handler
+    if _stacks == _NO_PIPE:
+        # The reading end stays open, else a write could end the process by SIGPIPE
+        reading, writing = map(out_of_the_way, os.pipe())
+        os.set_blocking(writing, False)
+        _stacks = writing, os.fstat(reading).st_ino
+        faulthandler.register(signal.SIGURG, writing, all_threads=False)
+    file, inode = _stacks
+    emit(STACKS, f"{file} {inode}")
 
 
 def _excepthook(

@@ -76,6 +76,7 @@ def described(late: Late, positions: dict[int, Position]) -> str:
     return Wait(late, positions, AFTER, AFTER).describe("waiting for {}", MEMBERS, AFTER)
 
 
+IDLE = [replace(at(8, BACKWARD), idle=AFTER)]
 # What is said of each, if it is not said as of another one.
 CASES: list[tuple[list[Position], Late | None, str]] = [
     (
@@ -172,14 +173,18 @@ CASES: list[tuple[list[Position], Late | None, str]] = [
         ),
     ),
     (
-        [at(8, BACKWARD), at(0, STOPPED), at(8, BACKWARD), at(8, BACKWARD)],
+        [replace(at(8, BACKWARD), idle=AFTER), at(0, STOPPED), *IDLE, *IDLE],
         Late([1], [0, 2, 3]),
         (
             "waiting for rank 1 (node-0) for 60 s: it is stopped by a signal; "
             "ranks 0, 2-3 wait in backward (train.py:81)"
         ),
     ),
-    ([at(8, BACKWARD, 10), at(0, STOPPED), at(8, BACKWARD), at(8, BACKWARD)], None, ""),
+    ([at(8, BACKWARD, 10), at(0, STOPPED), *IDLE, *IDLE], None, ""),
+    # They compute, and it reads from a slow disk.
+    ([at(8, COMPUTES), at(0, STOPPED), *IDLE, *IDLE], None, ""),
+    # A place is not known.
+    ([at(8, REDUCES), at(8, Stacks()), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
     # None waits for another, and none does anything.
     (
         [replace(at(8, LOADS), idle=AFTER)] * 4,

@@ -76,6 +76,7 @@ class Watched:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
         self._hooks = HookReader(self._pipe, secret)
+        self._hooks.read()
 
     def read(self, place: str = "", meanwhile: Callable[[], object] = lambda: None) -> Stacks:
         """Its stacks, once it is there: on a busy machine it may take a while."""
@@ -94,6 +95,10 @@ class Watched:
             if where(found[0]).startswith(place):
                 return found[0]
             assert time.monotonic() < end, found[0]
+
+    def has_term(self) -> bool:
+        self._hooks.read()
+        return self._hooks.take_dump()
 
     def end(self) -> None:
         with suppress(ProcessLookupError):  # all have ended
@@ -226,7 +231,7 @@ main()
             "its worker in match (<string>:11)",
         ),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "its worker stopped by a signal"),
-        # It has closed its end of the pipe
+        # It has closed its end of the pipe; and this is another file
         ("os.closerange(3, 4096); time.sleep(60)", ""),
     ],
     ids=["sleeps", "holds-the-lock", "stopped", "closed"],
@@ -262,38 +267,22 @@ def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> No
     assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
 
 
-def test_sigterm_is_reported_while_stacks_are_read() -> None:
-    reading, writing = os.pipe()
-    hooks = HookReader(reading)
-    hooks.expect_stacks(7)
-    os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
-    assert hooks.read() == []
-    assert not hooks.take_dump(), "it is the answer"
-    os.write(writing, b'Stack (most recent call first):\n  File "c.py", line 3 in h\n')
-    assert hooks.read() == []
-    assert hooks.take_dump()
-    assert not hooks.take_dump(), "said once"
-    found = from_dump(hooks.stacks())
-    assert found is not None
-    assert found.main == (frame("h", "c.py", 3),)
-    hooks.forget_stacks()
-    assert hooks.stacks() == ""
-    os.close(writing)
-    os.close(reading)
-
-
-def test_late_answer_is_no_sigterm() -> None:
-    reading, writing = os.pipe()
-    hooks = HookReader(reading)
-    for pid in (7, 8, 7):  # 7 is in the kernel, and takes the signal once it is back
-        hooks.expect_stacks(pid)
-        hooks.forget_stacks()
-    for is_term in (False, False, True):
-        os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
-        hooks.read()
-        assert hooks.take_dump() == is_term
-    os.close(writing)
-    os.close(reading)
+def test_signal_of_others_is_no_sigterm(watch: Callable[..., Watched]) -> None:
+    """Only SIGTERM shows a stack where the hooks write; a dump of it asks the job to stop."""
+    watched = watch(
+        "import signal\ncrash_hooks.install(crash_hooks._pipe[0], term=True)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ready())\nready()\n"
+        "while True:\n    time.sleep(60)"
+    )
+    for _ in range(3):
+        watched.process.send_signal(signal.SIGURG)
+    watched.read("in <module> (<string>:11)")
+    assert not watched.has_term()
+    watched.process.send_signal(signal.SIGTERM)
+    assert watched.process.stdout is not None
+    assert watched.process.stdout.readline() == "ready\n"
+    assert watched.has_term()
+    assert not watched.has_term(), "said once"
 
 
 def test_source_that_is_never_read_delays_no_stack(
