@@ -24,6 +24,7 @@ _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _BEGINNING = f"\0{EXCEPTION} ".encode()  # of the event that tells of one
 _LONGEST = 3500  # characters of a text
 _PIPE_OF_STACKS = re.compile(r"([0-9]{1,9}) ([0-9]{1,18})")
+_MOST_PROCESSES = 256  # that have told of their pipe
 _MOST_KEPT = 16384  # bytes: what faulthandler writes of many threads
 _ONE_THREAD = b"Stack (most recent call first):"  # how a dump of one thread begins
 # Where each thread begins in the dump of a crash, and how one begins that is not the current one
@@ -72,8 +73,12 @@ class HookReader:
 
     def _note_stack_pipe(self, pid: int, text: str) -> None:
         numbers = _PIPE_OF_STACKS.fullmatch(text)
-        if numbers is not None:
-            self.stack_pipes[pid] = (numbers[1], int(numbers[2]))
+        if numbers is None:
+            return
+        if len(self.stack_pipes) == _MOST_PROCESSES:
+            oldest = next(iter(self.stack_pipes))
+            del self.stack_pipes[oldest]
+        self.stack_pipes[pid] = (numbers[1], int(numbers[2]))
 
     def take_dump(self) -> bool:
         """Whether faulthandler has shown what the process did when SIGTERM arrived; True once."""
