@@ -54,5 +54,6 @@ def test_files_of_the_wrapper_stay_its_own(run: Run) -> None:
     alone = run(sys.executable, "train.py", train=script)
     wrapper = ["-m", "distboot", "run", "--report", "job.json"]
     below = run(sys.executable, *wrapper, "train.py")
-    # One more: the pipe for what the script reports of its end
-    assert int(below.stdout) == int(alone.stdout) + 1
+    # Three more: the pipe for what the script reports of its end, and both ends of its own pipe for
+    # its stack
+    assert int(below.stdout) == int(alone.stdout) + 3
