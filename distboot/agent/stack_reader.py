@@ -105,7 +105,6 @@ class StackReader:
     def _ask(self, process: Process, take: Callable[[Stacks, float], None], now: float) -> None:
         self._process = process
         self._take = take
-        self._dump = b""
         pipe = self._opened_pipe() if self._catches() else None
         if pipe is None:
             take(Stacks(state=self._state()), now)
@@ -120,16 +119,25 @@ class StackReader:
 
     def _opened_pipe(self) -> int | None:
         """The pipe into which a process shows its stack; a fork has that of the rank."""
+        path = self._path_of_pipe()
+        if not path:
+            return None
+        with suppress(OSError):
+            pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # faulthandler does not wait until it has room; only up to a limit
+            with suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+            return pipe
+        return None
+
+    def _path_of_pipe(self) -> str:
+        """Empty: it has none, or has closed it; so it is not the rank, nor a fork of it."""
         file, inode = self._hooks.stack_pipes.get(self.process.pid, ("", 0))
         path = f"/proc/{self._process.pid}/fd/{file}"
         with suppress(OSError):
-            if file and os.stat(path).st_ino == inode:  # else the script has closed it
-                pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                # faulthandler does not wait until it has room; only up to a limit
-                with suppress(OSError):
-                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
-                return pipe
-        return None
+            if file and os.stat(path).st_ino == inode:
+                return path
+        return ""
 
     def _read_pipe(self) -> None:
         with suppress(OSError):
@@ -173,7 +181,7 @@ class StackReader:
         self._ask(worker, self._take_worker, now)
 
     def _take_worker(self, stacks: Stacks, now: float) -> None:
-        is_held = self._process.state in _STATES and self._is_fork()
+        is_held = self._process.state in _STATES and self._path_of_pipe() != ""
         self._process.close()
         found = None
         if is_held or not stacks.state:
@@ -182,11 +190,6 @@ class StackReader:
             self._ask_next_worker(now)
         else:
             self._reply(found)
-
-    def _is_fork(self) -> bool:
-        """Whether it has the program of the rank: a worker, and not what the script has started."""
-        own = self.process.read("cmdline")
-        return own != "" and self._process.read("cmdline") == own
 
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and the process can run it."""

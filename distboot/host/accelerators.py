@@ -142,7 +142,7 @@ def _nvidia_devices(root: Path) -> Iterator[_Nvidia]:
     for path in sorted(driver.glob("gpus/*/information")):
         # GPU UUID: 	 GPU-9a1c4b7e-…
         # Device Minor: 	 0
-        text = _text(path)
+        text = text_of(path)
         pairs = re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", text, re.MULTILINE)
         lines = dict(pairs)
         minor = lines.get("Device Minor", "")
@@ -163,10 +163,10 @@ def _nvidia_devices(root: Path) -> Iterator[_Nvidia]:
         yield _Nvidia(own_id, address, id_in_job)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """A file of a driver; empty if it cannot be read."""
     with suppress(OSError):
-        return path.read_text()
+        return path.read_text(errors="replace").strip()
     return ""
 
 
@@ -186,7 +186,7 @@ def amd_addresses(root: Path) -> dict[str, str]:
         # domain 0
         # location_id 15104
         # Empty for a device outside the control group: EPERM, in Linux's kfd_topology.c
-        lines = re.findall(r"^(\S+) +([0-9]+)\s*$", _text(path), re.MULTILINE)
+        lines = re.findall(r"^(\S+) +([0-9]+)\s*$", text_of(path), re.MULTILINE)
         properties = {}
         for name, value in lines:
             properties[name] = int(value)

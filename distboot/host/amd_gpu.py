@@ -8,10 +8,9 @@ below /sys/class/kfd/kfd/proc, but by their ids outside of this container: so no
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
-from .accelerators import amd_addresses
+from .accelerators import amd_addresses, text_of
 from .device import Device, memory_errors
 
 
@@ -20,7 +19,7 @@ def devices(root: Path = Path("/")) -> list[Device]:
     found = []
     for number, (uuid, address) in enumerate(amd_addresses(root).items()):
         folder = root / "sys/bus/pci/devices" / address
-        name = _text(folder / "product_name") or f"AMD {_text(folder / 'device')}"
+        name = text_of(folder / "product_name") or f"AMD {text_of(folder / 'device')}"
         device = Device(
             str(number),
             uuid,
@@ -36,21 +35,15 @@ def devices(root: Path = Path("/")) -> list[Device]:
 def _uncorrected(folder: Path) -> int:
     # ue: 0
     # ce: 12
-    text = _text(folder / "ras/umc_err_count")
+    text = text_of(folder / "ras/umc_err_count")
     found = re.search(r"^ue: *(\d+)", text, re.MULTILINE)
     if found is None:
         return 0
     return int(found[1])
 
 
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace").strip()
-    return ""
-
-
 def _number(path: Path) -> int:
-    text = _text(path)
+    text = text_of(path)
     if text.isdecimal() and text.isascii():
         return int(text)
     return 0

@@ -182,7 +182,6 @@ def _joined(stacks: Stacks, place: str) -> str:
     return escape_control(text)
 
 
-@lru_cache(_REMEMBERED)
 def waits(stacks: Stacks) -> bool:
     """Whether the user's own code has called what waits for other processes, and can go on."""
     if stacks.state:
@@ -190,6 +189,7 @@ def waits(stacks: Stacks) -> bool:
     return has_called(stacks, _WAITS)
 
 
+@lru_cache(_REMEMBERED)
 def has_called(stacks: Stacks, frames: re.Pattern[str]) -> bool:
     """Whether the user's own code has called one of these frames."""
     _, own = _called(stacks.main)

@@ -75,17 +75,19 @@ def _why_no_journal(path: str) -> str | None:
     from ..job.journal import is_journal, path_beside  # here, as most jobs have no report
 
     journal = path_beside(path)
-    if not os.path.isfile(journal):
-        return None
-    try:
-        with open(journal, "rb") as file:
-            beginning = file.read(_FIRST_LINE)
-    except OSError:  # there will be no journal, which its writer says
-        return None
-    if is_journal(beginning):
+    beginning = beginning_of(journal)
+    if is_journal(beginning):  # or there is none yet, or none can be, which its writer says
         return None
     name = short_repr(os.path.basename(journal))
     return f"the events of the job would replace what is in {name} beside it"
+
+
+def beginning_of(path: str) -> bytes:
+    """The first bytes of a file, which show what it is; empty: it is none, or cannot be read."""
+    if os.path.isfile(path):  # not a pipe, which may have no writer
+        with suppress(OSError), open(path, "rb") as file:
+            return file.read(_FIRST_LINE)
+    return b""
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:

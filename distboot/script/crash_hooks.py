@@ -98,7 +98,10 @@ def install(pipe: int, *, term: bool = False) -> None:
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
-    if _stacks != _NO_PIPE or not _is_used(signal.SIGURG):
+    # Else the script uses it, or a library in C, of which Python does not know
+    has_handler = signal.getsignal(signal.SIGURG) != signal.SIG_DFL
+    is_used = any((has_handler, is_caught(signal.SIGURG)))
+    if _stacks != _NO_PIPE or not is_used:
         with suppress(OSError):  # no file is left
             _show_stacks()
     _enables_dumps |= not faulthandler.is_enabled()
@@ -109,19 +112,14 @@ def install(pipe: int, *, term: bool = False) -> None:
         _follow_term()
 
 
-def _is_used(number: int) -> bool:
-    """Whether the script handles a signal, or a library in C, which Python does not know."""
-    if signal.getsignal(number) != signal.SIG_DFL:
-        return True
-    status = ""
+def is_caught(number: int) -> bool:
+    """Whether a handler runs when this signal arrives: ours, or one of the script in its place."""
     with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        status = file.read()
-    _, _, masks = status.partition("SigCgt:")  # proc_pid_status(5)
-    caught = 0
-    for mask in masks.split()[:1]:
-        caught = int(mask, 16)
-    own_bit = 1 << (number - 1)
-    return bool(caught & own_bit)
+        for line in file:
+            name, _, mask = line.partition(":")
+            if name == "SigCgt":  # proc(5)
+                return bool(int(mask, 16) >> (number - 1) & 1)
+    return True
 
 
 def install_below_wrapper() -> None:

@@ -293,9 +293,8 @@ def _is_handled(number: int) -> bool:
     is_lost = number == signal.SIGTERM and not crash_hooks.term_is_held
     if is_lost or number not in _in_threads:
         return False
-    from . import stop_signals  # here, as most scripts call `init` in the main thread
 
-    return stop_signals.is_caught(number)
+    return crash_hooks.is_caught(number)
 
 
 def _is_ours(number: int) -> bool:

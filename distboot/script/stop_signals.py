@@ -52,16 +52,6 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
     start_without_signals(f"distboot-{name}", read)
 
 
-def is_caught(number: int) -> bool:
-    """Whether a handler runs when this signal arrives: ours, or one of the script in its place."""
-    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            name, _, mask = line.partition(":")
-            if name == "SigCgt":  # proc(5)
-                return bool(int(mask, 16) >> (number - 1) & 1)
-    return True
-
-
 def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:
     """Until `over`, let a thread end this process by SIGTERM once its page has it.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from contextlib import suppress
 from typing import Any
 
 from ..base.errors import DistbootError
@@ -22,7 +21,6 @@ from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
 
 _HINT = "name a file that --report job.jsonl, or --report job.html beside it, has made"
-_BEGINNING = 4096  # bytes of a file that show what it is
 # What the details of a damaged event lead to
 _DAMAGED = (
     ArithmeticError,
@@ -71,10 +69,7 @@ def report(arguments: list[str]) -> int:
 
 def _refuse_journal(path: str) -> None:
     """Refuse to replace a journal by a page."""
-    beginning = b""
-    if os.path.isfile(path):
-        with suppress(OSError), open(path, "rb") as file:
-            beginning = file.read(_BEGINNING)
+    beginning = files.beginning_of(path)
     if beginning and is_journal(beginning):
         text = f"the page would replace the journal {short_repr(path)}"
         raise DistbootError("usage", text, "let --html name another file")
