@@ -267,6 +267,8 @@ class MonitoredProcess:
         elif kind == ENDING:
             self.failure.printed()
             self.failure.last_line = text[:_LONGEST_LINE]
+            self.of.movement.leave(now)
+            self._stacks.leave()
             self.of.take(Exiting(), now)
         elif kind == TERM_HANDLER:
             self.stopping.listens = text == OURS

@@ -25,6 +25,7 @@ from ..base.errors import DistbootError
 from ..base.process import Process, children_of
 from ..base.threads import start_without_signals
 from ..job.stacks import (
+    AT_ITS_END,
     LONGEST_FRAME,
     Stacks,
     frame,
@@ -75,6 +76,7 @@ class StackReader:
     def __init__(self, process: Process, hooks: HookReader, loop: EventLoop) -> None:
         self.process = process  # another one from the next time on
         self._process = process  # which is asked
+        self._nowhere = _NOWHERE  # where it is without a stack
         self._hooks = hooks
         self._loop = loop
         self._take: Callable[[Stacks, float], None] = self._take_own  # its stacks
@@ -86,6 +88,10 @@ class StackReader:
         self._seen = -1  # characters that it had written at the last poll
         self._pipe = -1
         self._dump = b""
+
+    def leave(self) -> None:
+        """The script has ended: soon Python shows no stack any more."""
+        self._nowhere = AT_ITS_END
 
     def read(self, reply: Callable[[Stacks], object], now: float) -> None:
         """Call `reply` with the stacks, within seconds."""
@@ -107,7 +113,7 @@ class StackReader:
         self._take = take
         pipe = self._opened_pipe() if self._catches() else None
         if pipe is None:
-            take(Stacks(state=self._state()), now)
+            take(Stacks(state=self._state(self._nowhere)), now)
             return
         self._pipe = pipe
         self._read_pipe()  # what was not asked for, or came too late
@@ -157,7 +163,8 @@ class StackReader:
             return
         os.close(self._pipe)
         if found is None:
-            found = Stacks(state=self._state(_why_unread(dump)))
+            otherwise = _TOO_LONG if dump else self._nowhere
+            found = Stacks(state=self._state(otherwise))
         self._take(found, now)
 
     def _take_own(self, stacks: Stacks, now: float) -> None:
@@ -202,7 +209,7 @@ class StackReader:
             return False
         return self._process.state not in "Tt"
 
-    def _state(self, otherwise: str = _NOWHERE) -> str:
+    def _state(self, otherwise: str) -> str:
         """Why the process cannot go on, as the kernel says; `otherwise` if it can."""
         state = _STATES.get(self._process.state, otherwise)
         place = self._process.read("wchan").strip()
@@ -250,13 +257,6 @@ def _read_line(file: str, number: str, lines: list[str]) -> None:
                 code = source.read(_MOST).decode(errors="replace")
             line = code.splitlines()[int(number) - 1]
     lines.append(line)
-
-
-def _why_unread(dump: str) -> str:
-    """Why faulthandler has shown no stack."""
-    if not dump:
-        return _NOWHERE
-    return _TOO_LONG
 
 
 def _with_worker(stacks: Stacks, worker: Stacks) -> Stacks | None:

@@ -241,7 +241,7 @@ class LateService(Service):
     ) -> None:
         self._next = inf
         members = self._facts.members
-        running = [rank for rank, member in members.items() if member.can_be_located]
+        running = [rank for rank, member in members.items() if member.can_be_located(now)]
         question = self._question
         question.start(now, running, stacks=stacks, known=known)
         # Some answer at once

@@ -116,19 +116,19 @@ class RankState:
     def has_succeeded(self) -> bool:
         return self.end is not None and self.end.succeeded
 
-    @property
-    def can_be_located(self) -> bool:
-        """Whether it runs; one that ends without a failure is left alone."""
-        if self.exiting is not None and self.failing is None:
-            return False
-        return self.is_open and self.pid > 0
+    def can_be_located(self, now: float) -> bool:
+        """Whether it runs; one that ends without a failure is left alone, as long as that may take."""
+        runs = (self.is_open, self.pid > 0, not self._is_leaving(now))
+        return all(runs)
 
     def may_explain(self, now: float) -> bool:
         """Whether it is about to end, and its exit code is not known yet."""
+        return self.is_reachable and self._is_leaving(now)
+
+    def _is_leaving(self, now: float) -> bool:
         if self.exiting is None or self.failing is not None:
             return False
-        is_in_time = now < self.exiting + _LEAVING
-        return is_in_time and self.is_reachable
+        return now < self.exiting + _LEAVING
 
 
 def ranks_of(membership: Membership) -> list[RankState]:

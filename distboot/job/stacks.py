@@ -24,7 +24,7 @@ from ..rendezvous.protocol import of, several, text
 from ..script.exceptions import is_of_distboot
 
 # After an uncaught exception has unwound the stack, only distboot's hooks are left.
-_AT_ITS_END = "at the end of its script"
+AT_ITS_END = "at the end of its script"
 MOST_FRAMES = 48
 _OUTERMOST = 16  # of them, if there are more
 LONGEST_FRAME = 400  # characters
@@ -168,7 +168,7 @@ def where(stacks: Stacks) -> str:
     shown = [*frames, *filter(_is_not_of_distboot, stacks.main)]
     if not shown:
         state = escape_control(stacks.state)
-        return state or _AT_ITS_END
+        return state or AT_ITS_END
     function, file, line = parts(shown[0])
     function = called or function
     name = _name_of(file)
@@ -293,7 +293,7 @@ def _calls(stack: Sequence[str]) -> str:
     if not own:
         own = list(filter(_is_not_of_distboot, stack[:_MOST_CALLS]))
     if not own:
-        return _AT_ITS_END
+        return AT_ITS_END
     names = [called]
     for function, file, line in map(parts, own[:_MOST_CALLS]):
         name = _name_of(file)

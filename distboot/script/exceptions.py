@@ -166,7 +166,7 @@ def describe(
     if shown is not error and shown.__traceback__ is not None:
         trace = shown.__traceback__
     type_name = texts.type_name(shown)
-    message = _in_one_line(texts.message(shown), clean)
+    message = _with_cause(shown, texts, clean)
     place = _place(shown, trace)
     found = Description(
         clean(type_name),
@@ -179,6 +179,34 @@ def describe(
     for link in chain(shown):
         judged = texts.judged(link)
         found.has_waited |= _has_any(judged, WAITED)
+    return found
+
+
+def _with_cause(error: BaseException, texts: _Texts, clean: Callable[[str], str]) -> str:
+    """The first line of a message, and of the exception from which it was raised in the end.
+
+    "DataLoader worker (pid 7) exited unexpectedly (caused by RuntimeError: … killed by signal)".
+    """
+    message = _in_one_line(texts.message(error), clean)
+    cause = _first_cause(error)
+    if cause is None:
+        return message
+    said = _in_one_line(texts.message(cause), clean)
+    if said in message:
+        return message
+    type_name = clean(texts.type_name(cause))
+    return f"{message} (caused by {type_name}: {said})".lstrip()
+
+
+def _first_cause(error: BaseException) -> BaseException | None:
+    """What all others were raised from, with `raise … from`; None: it was raised from nothing."""
+    found = None
+    seen = {id(error)}
+    link = error.__cause__
+    while link is not None and id(link) not in seen and len(seen) <= _MOST_LINKS:
+        seen.add(id(link))
+        found = link
+        link = link.__cause__
     return found
 
 
@@ -556,19 +584,30 @@ def _of_few_bytes(lines: list[str]) -> list[str]:
 
 
 def _in_one_line(message: str, clean: Callable[[str], str]) -> str:
-    """The first line of a message, and of a traceback that it quotes the last one.
+    """The first line of a message, and the next one if that is what it announces with a colon.
 
-    "Caught ValueError in DataLoader worker process 0. … ValueError: the loss is NaN".
+    Of a traceback that it quotes, the last one: "Caught ValueError in DataLoader worker process 0.
+    … ValueError: the loss is NaN".
     """
     lines = _lines_of(message, clean)
-    first = _first(lines)
     if not _quotes(message):
-        return first
+        return _with_announced(lines)
+    first = _first(lines)
     last = _first(lines[::-1])
     # "-- Process 1 terminated with the following error:", of torch.multiprocessing.spawn
     if first.endswith(":"):
         return last
     return f"{first} … {last}"
+
+
+def _with_announced(lines: list[str]) -> str:
+    """ "Error(s) in loading state_dict for Net: size mismatch for head.weight: …"."""
+    stripped = map(str.strip, lines)
+    told = list(filter(None, stripped))
+    first = told[:1]
+    if first and first[0].endswith(":"):
+        return " ".join(told[:2])
+    return "".join(first)
 
 
 def _quotes(message: str) -> bool:

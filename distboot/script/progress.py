@@ -10,6 +10,8 @@ The two halves are in one file because they are one rule. A rank moves when
 - it begins or ends to wait at `barrier()` and the like. A script may call them only once, so they
   are no number: a rank that has called one can still move by its main thread.
 
+Once its script has ended it does not move any more: MPI waits for the other ranks then, with a processor.
+
 The Python of an unmodified script loads this file as well, without the rest of the package: it
 imports only the standard library, and late.
 """
@@ -109,6 +111,7 @@ class Movement:
         self._pid = pid
         self._after = after or float("inf")  # seconds without movement until it has stalled
         self._next = self._after  # the same, doubled each time that it is reported
+        self._is_leaving = False  # whether its script has ended, and the process has not
         self._numbers: tuple[int, ...] = (0, 0)
         # Seconds of a processor
         self._used_by_all = 0.0
@@ -132,13 +135,20 @@ class Movement:
         self.keys += 1
         self._move(now)
 
+    def leave(self, now: float) -> None:
+        """Note that its script has ended, and the process is about to."""
+        self._move(now)
+        self._is_leaving = True
+
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
         """Whether to report that it has stalled; asked once a second.
 
         `numbers` are its other numbers: reads of `ctx.preempted` and steps.
         """
         main_is_busy = self._read_processor_time(now)
-        if any(numbers) or self.counts:
+        if self._is_leaving:
+            is_moving = False
+        elif any(numbers) or self.counts:
             is_moving = numbers != self._numbers
         else:
             is_moving = main_is_busy

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -23,6 +24,7 @@ from launched import (
     needs_slurm,
 )
 from ranks import RunRanks
+from supervised import until
 
 pytestmark = needs("mpi4py")
 
@@ -153,6 +155,56 @@ ctx.comm.Barrier()
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
+
+
+_BEGINNINGS = {
+    "init": "import distboot; comm = distboot.init('mpi', join_timeout=60).comm",
+    "wrapper": "from mpi4py.MPI import COMM_WORLD as comm",
+}
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("way", _BEGINNINGS)
+def test_rank_whose_end_waits_is_named(
+    clean_env: dict[str, str], launched: Start, tmp_path: Path, way: str
+) -> None:
+    """MPI's end waits for rank 0, which waits for this rank: its exit code is not known yet."""
+    script = f"""
+import os, threading, time
+from pathlib import Path
+{_BEGINNINGS[way]}
+def watch():
+    while not Path("named").exists():
+        time.sleep(0.1)
+    os._exit(7)
+threading.Thread(target=watch, daemon=True).start()
+comm.Barrier()
+if comm.rank == 1:
+    raise SystemExit(3)
+comm.Barrier()
+"""
+    (tmp_path / "train.py").write_text(script)
+    command, env = launched("Open MPI 5", "Open MPI 5")
+    before = ["-m", "distboot"] if way == "wrapper" else []
+    said = tmp_path / "said.txt"
+    place = f"waiting for rank 1 ({os.uname().nodename}) for "
+    with (
+        said.open("w") as file,
+        subprocess.Popen(
+            [*command, sys.executable, *before, "train.py"],
+            env={**clean_env, **env, "DISTBOOT_LATE_AFTER": "11"},
+            stderr=file,
+            start_new_session=True,  # mpirun ends its process group
+            cwd=tmp_path,
+        ) as job,
+    ):
+        try:
+            until(lambda: place in said.read_text())
+        finally:
+            (tmp_path / "named").touch()
+        assert job.wait(timeout=60) != 0
+    assert "it is at the end of its script" in said.read_text()
+    assert "; rank 0 waits in Barrier (train.py:" in said.read_text()
 
 
 _REFUSED = """

@@ -274,6 +274,19 @@ def test_rank_moves_with_a_number_or_by_working() -> None:
     assert paused.stalled((0, 1), now=51.0)
 
 
+def test_process_whose_script_has_ended_moves_no_more() -> None:
+    movement = Movement(os.getpid(), 10.0, now=0.0)
+    movement.leave(now=5.0)
+    assert movement.since == 5.0
+    assert not movement.stalled((0, 0), now=14.0)
+    movement.take("0 9", now=14.5)
+    assert not movement.stalled((0, 0), now=24.0)
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    assert movement.stalled((0, 0), now=24.5), "MPI waits for the other ranks with a processor"
+
+
 class Job0:
     """Rank 0's job, of which only one service is there, with ranks that are where a test says."""
 
