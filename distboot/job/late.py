@@ -131,7 +131,7 @@ class LateService(Service):
             Position: self._located,
             AskStacks: self._asked,
             Failing: self._failing,
-            Exiting: lambda member, _message, _now: self._leave(member.rank),
+            Exiting: lambda member, _message, _now: self._leave(member),
         }
 
     def due(self) -> float:
@@ -143,7 +143,7 @@ class LateService(Service):
         return due  # the next question comes after the answers to this one
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
-        self._leave(member.rank)
+        self._leave(member)
 
     def _stalled(self, _member: RankState, _message: Stalled, now: float) -> None:
         if self.wait is None:
@@ -170,13 +170,17 @@ class LateService(Service):
         else:
             self._ask_all(now, stacks=True)
 
-    def _leave(self, rank: int) -> None:
+    def _leave(self, member: RankState) -> None:
         """A rank ends, or its agent has disconnected."""
         if self._facts.reports:  # why a rank fails may be for whom it has waited
             return
-        self._question.awaited.pop(rank, None)
-        if self.wait is not None and rank in self.wait.late.witnesses:
+        self._question.awaited.pop(member.rank, None)
+        if self.wait is None or member.rank not in self.wait.late.witnesses:
+            return
+        if _ends_well(member):
             self._over()
+        else:
+            self._drop()
 
     def _failing(self, member: RankState, message: Failing, now: float) -> None:
         """A rank fails. If that is a timeout, find out for which ranks it has waited."""
@@ -310,13 +314,17 @@ class LateService(Service):
             return min(waited, self._hang_after - waited)
         return waited
 
-    def _over(self) -> None:
-        reported = self._reported
+    def _drop(self) -> None:
+        """Look no more at the wait: who waits has ended, which does not show that the others go on."""
         self.wait = None
         self._reported = None
         self._next = inf
         self._poll = inf
         self._before = {}
+
+    def _over(self) -> None:
+        reported = self._reported
+        self._drop()
         # Once the job ends for it, nothing continues
         if reported is not None and self._facts.cause is None:
             late = reported.late
@@ -373,6 +381,13 @@ class LateService(Service):
         if self.wait is not None:
             first = frozenset(self.wait.late.ranks)
         return lines(stacks, first)
+
+
+def _ends_well(member: RankState) -> bool:
+    """Whether its script is over, and not because it failed, or was killed."""
+    if member.end is not None:
+        return member.end.succeeded
+    return member.exiting is not None and member.failing is None
 
 
 class Notices:

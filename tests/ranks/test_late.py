@@ -352,6 +352,16 @@ def test_ended_rank_is_named_where_others_wait() -> None:
     assert len(job.said) == 2
 
 
+def test_end_of_a_waiting_rank_continues_nothing() -> None:
+    job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
+    job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
+    assert "waiting for rank 1 (node-0) for " in job.said[0]
+    job.members[0].end = ExitStatus(signal=9)
+    job.watch.left(job.members[0], "was killed")
+    assert len(job.said) == 1, "rank 1 has not moved"
+    assert job.watch.wait is None
+
+
 def test_rank_that_has_ended_is_not_late() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
     job.stall(98.0, 98.0, 98.0)
