@@ -105,6 +105,12 @@ class UncaughtException:
         return received
 
 
+# The types with which frameworks tell that a peer is gone: Gloo with a RuntimeError
+_OF_PEERS = (
+    "RuntimeError",
+    "SystemExit",
+    *("distboot.", "deepspeed.", "horovod.", "jax", "mpi4py.", "tensorflow.", "torch."),
+)
 _checked: Callable[[object], UncaughtException] = nested(UncaughtException)
 _NO_EXCEPTION = UncaughtException()
 
@@ -165,6 +171,11 @@ class ExitStatus:
     def is_secondary(self) -> bool:
         """Whether its exception only tells that a peer is gone or did not answer."""
         return self._exception.is_secondary
+
+    @property
+    def is_of_peer(self) -> bool:
+        """The same, and it is of a framework: others may be of a service that the script uses."""
+        return self.is_secondary and self._exception.type.startswith(_OF_PEERS)
 
     @property
     def may_be_consequence(self) -> bool:

@@ -129,7 +129,7 @@ class FailureService(Service):
             self._facts.delay(report.member),
             self._late.held_up(now),
         )
-        first = self._facts.members[cause.ranks[0]]
+        first = self._facts.members[cause.failed]
         end: ExitStatus | None = first.end or first.failing
         traceback = ""
         is_hosts_fault = report.kind == "lost"

@@ -167,7 +167,7 @@ class RootCauseAnalysis:
             return from_disconnect(sorted(there, key=_rank), report.why)
         end = _end_of(member, report.end)
         done = list(filter(_has_succeeded, self.members))
-        if done and report.is_secondary:
+        if done and end.is_of_peer:
             others = len(self.members) - len(done)
             then = from_exit(member, end, delay, "failed")
             return from_early_end(done, others, then)

@@ -260,10 +260,7 @@ class Job(AgentJob):
         """The cause, with whether another round follows; and what to print of that, once."""
         facts = self.facts
         assert facts.restarts is not None
-        first = cause.ranks[0]
-        if cause.then is not None:
-            first = cause.then
-        member = facts.members[first]
+        member = facts.members[cause.failed]
         own = [each.pid for each in facts.members.values() if each.is_local]
         is_asked = facts.was_stopped
         # Once the others stop for this failure, their scripts ask for a stop because of that

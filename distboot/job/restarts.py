@@ -97,6 +97,7 @@ class RestartPolicy:
         is_first = before is None
         if is_first:
             self._refusal = self._refusal_of(
+                cause.failed,
                 end or ExitStatus(),
                 now,
                 is_stopped=is_asked or not cause.is_failure,
@@ -114,6 +115,7 @@ class RestartPolicy:
 
     def _refusal_of(
         self,
+        rank: int,
         end: ExitStatus,
         now: float,
         *,
@@ -126,7 +128,7 @@ class RestartPolicy:
         place = ""
         may_be_bug = not (self._of_launcher or is_unfit)
         if may_be_bug:
-            place = _place_of(end)
+            place = _place_of(rank, end)
         ago = now - self._last_at.get(place, -inf)
         self._last_at[place] = now
         is_second = place != "" and ago <= self._window
@@ -152,17 +154,17 @@ def _exit_code_of(end: ExitStatus) -> tuple[int, str]:
     return end.code or 0, f"exit code {end.code}"
 
 
-def _place_of(end: ExitStatus) -> str:
+def _place_of(rank: int, end: ExitStatus) -> str:
     """How a rank has failed by itself, where that shows a bug: `"at load (data.py:41)"`.
 
-    Empty: it does not.
+    Of an exit code alone, the same rank has to end with it again. Empty: it shows none.
     """
-    if end.is_secondary or end.cause:
+    if end.is_of_peer or end.cause:
         return ""
     if end.place:
         return f"at {end.place}"
     is_of_signal = signal_of_code(end.code) is not None
     text = ""
     if end.code and not is_of_signal:
-        text = f"with exit code {end.code}"
+        text = f"of rank {rank} with exit code {end.code}"
     return text

@@ -175,12 +175,19 @@ class RootCause:
     delay: float = of(_delay, default=0.0)
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
     restarts: bool = of(flag, default=False)  # whether another round follows
-    # The rank that failed as it had waited for `ranks`: its exit code is the first to be seen
+    # The rank that failed because of `ranks`: its exit code is the first to be seen
     then: int | None = of(optional(number), default=None)
 
     @property
     def headline(self) -> str:
         return self.text.partition("\n")[0]
+
+    @property
+    def failed(self) -> int:
+        """The rank whose failure ends the job."""
+        if self.then is not None:
+            return self.then
+        return self.ranks[0]
 
     def until_stop(self, member: RankState, *, shares_keys: bool = False) -> float:
         """Seconds until a rank has to stop for it; it may be about to end by itself.
@@ -242,7 +249,7 @@ def from_exit(
 ) -> RootCause:
     """A rank ended in failure."""
     begin = f"rank {member.rank} {failed}"
-    if end.is_secondary:
+    if end.is_of_peer:
         begin += ", because a peer disconnected"
     headline = _headline(f"{begin}: ", end.failure_text, member, end.place)
     return RootCause(
@@ -272,7 +279,8 @@ def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> R
         f" {done[0].host_said}; then {victim}"
     )
     lines = then.text.removeprefix(then.headline)
-    return replace(then, ranks=ranks, text=fitting(headline) + lines)
+    (failed,) = then.ranks
+    return replace(then, ranks=ranks, text=fitting(headline) + lines, then=failed)
 
 
 def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:

@@ -108,7 +108,7 @@ REFUSED = {
         "sys.exit(3)",
         3,
         (
-            r"it is the second failure with exit "
+            r"it is the second failure of rank 1 with exit "
             r"code 3 within \d s, "
         ),
     ),

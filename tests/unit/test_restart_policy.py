@@ -15,20 +15,21 @@ def _policy(*, of_launcher: bool = False) -> RestartPolicy:
     return RestartPolicy(RestartSettings(_MOST, 0.0, 60.0), of_launcher=of_launcher)
 
 
-def _cause(end: ExitStatus) -> RootCause:
-    return from_exit(RankState(1, "a", 0, 1), end, 0.0)
+def _cause(end: ExitStatus, rank: int) -> RootCause:
+    return from_exit(RankState(rank, "a", 0, rank), end, 0.0)
 
 
 def _decide(
     policy: RestartPolicy,
     end: ExitStatus,
     *,
+    rank: int = 1,
     is_asked: bool = False,
     is_orphaned: bool = False,
     is_unfit: bool = False,
 ) -> Decision:
     return policy.decide(
-        _cause(end),
+        _cause(end, rank),
         end,
         10.0,
         is_asked=is_asked,
@@ -67,6 +68,17 @@ def test_second_failure_at_one_place_is_a_bug(
         decision = _decide(policy, end)
     assert decision.restarts is goes_on
     assert (decision.text is None) is goes_on
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"), [(ExitStatus(code=1), True), (_raised("ValueError: 1"), False)]
+)
+def test_exit_code_counts_for_its_rank(end: ExitStatus, goes_on: bool) -> None:
+    policy = _policy()
+    for round_, rank in enumerate((1, 2)):
+        policy.begin(round_, _MOST)
+        decision = _decide(policy, end, rank=rank)
+    assert decision.restarts is goes_on
 
 
 def test_failure_on_an_unfit_node_is_no_bug() -> None:

@@ -40,6 +40,8 @@ OF_A_PEER = raised(
     "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
 )
 
+OF_A_SERVICE = raised("ConnectionRefusedError: [Errno 111] Connection refused", when=1.0)
+
 
 class Job:
     """One side of failure detection, the raw other ends of its connections by rank, and what it has printed."""
@@ -139,6 +141,11 @@ ORDERS = {
             "host-0; then rank 3 failed, because a "
         ),
         1,
+    ),
+    "ended-well-beside-a-service": (  # a `ConnectionError` of a service tells nothing of the rank that ended
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE)), 1],
+        "rank 3 failed first: uncaught exception: ConnectionRefusedError: [Errno 111] Connection refused, on host-1",
+        0,
     ),
     "consequences-alone": (  # none of which ends before it has heard what the other one may explain
         [SPEAKS_OF_A_PEER, (3, Exiting()), (2, Failing(OF_A_PEER)), (2, Exiting()), 1],
