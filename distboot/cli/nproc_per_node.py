@@ -13,6 +13,7 @@ from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
 
+_REMEDY = "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
 _ABOVE_1 = pattern("(?!1$)[0-9]+")
 
 
@@ -22,6 +23,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     Raises `usage` if other processes of the job are on this node, or there is nothing to count.
     """
     _refuse_unless_alone_on_node(placement, environ)
+    _refuse_unless_alone_elsewhere(placement)
     if wanted.isdigit():
         return int(wanted)
     if wanted == "auto":  # the number that the platform shows, if any
@@ -48,7 +50,20 @@ def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str
     raise DistbootError(
         "usage",
         f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
-        "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
+        _REMEDY,
+    )
+
+
+def _refuse_unless_alone_elsewhere(placement: Placement) -> None:
+    """Refuse on all nodes what one of them refuses: else the others would wait for it."""
+    nodes = placement.num_nodes
+    if nodes is None or nodes == placement.world_size:
+        return
+    raise DistbootError(
+        "usage",
+        f"--nproc-per-node, but {placement.launcher} started {placement.world_size} processes "
+        f"on {nodes} nodes",
+        _REMEDY,
     )
 
 

@@ -190,6 +190,14 @@ def test_one_of_several_processes_starts_no_ranks(distboot: Run, environ: dict[s
     assert "processes on this node" in result.stderr
 
 
+def test_node_beside_one_with_several_processes_refuses(distboot: Run) -> None:
+    """The only task of its node, in a step with three tasks on the other one, which refuse."""
+    only = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
+    done = distboot("run", "--nproc-per-node", "2", "--", "true", env=only)
+    assert done.returncode == 2
+    assert "--nproc-per-node, but slurm started 4 processes on 2 nodes" in done.stderr
+
+
 @pytest.mark.all
 @needs_mpirun
 @pytest.mark.skipif((of_all() or 1) < 2, reason="a single CPU: binding takes nothing away")
