@@ -157,7 +157,8 @@ class Rounds(NamedTuple):
                 )
             if not self.settings.detects:
                 report.ended(job, None)
-            if options.framework == "tensorflow":
+            read_by = LAUNCHERS[self.placement.launcher].read_by
+            if "tensorflow" in (options.framework, *read_by):
                 watch.only_serves_rank_0 = has_servers(environs[0])
             code = supervisor.run(
                 self._commands(watch, environs, bound, logs),

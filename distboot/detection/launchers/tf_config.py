@@ -315,5 +315,6 @@ TF_CONFIG = Launcher(
     claim=_claim,
     needs_claim=True,
     more=_read,
+    read_by=("tensorflow",),
     generic_names=True,
 )
