@@ -10,7 +10,7 @@ from ..base.text import log_line
 from ..detection import export, inherited, surroundings
 from ..detection.placement import Placement
 from .nested_launcher import Nested, nested_launcher
-from .script_text import missing_framework_option
+from .script_text import missing_framework_option, missing_mpi, refuse_without_mpi
 from .target import Target
 
 TYPE_CHECKING = False
@@ -55,13 +55,21 @@ class Launch(NamedTuple):
             environ = export.base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
-        return missing_framework_option(
+        problem = missing_framework_option(
             self.target,
             self.options.framework,
             placement,
             environ,
             per_node,
         )
+        if per_node or placement.world_size > 1:
+            problem = problem or self._without_mpi(placement, environ)
+        return problem
+
+    def _without_mpi(self, placement: Placement, environ: Mapping[str, str]) -> str | None:
+        if self.options.framework == "mpi":
+            refuse_without_mpi(placement, environ)
+        return missing_mpi(self.target, placement, environ)
 
     def unused(self, placement: Placement) -> Unused | None:
         """Tasks and hosts that the job leaves unused, if the command is not what uses them."""

@@ -50,6 +50,10 @@ _FRAMEWORKS = {
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
+# Not within a function, where libraries that can do without it import it
+_IMPORTS_MPI = pattern(r"^(?:import|from)[ \t]+mpi4py\b", re.MULTILINE)
+_OFFERS_OF_MPI = ("PMI_", "PMIX_")  # variables of whatever starts MPI: Slurm and Flux may not
+_MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
 _IMPORTS_DISTBOOT = pattern(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 
 
@@ -138,6 +142,39 @@ def missing_framework_option(
         "them each rank trains separately: "
         f"python -m distboot run --framework {name} {command}"
     )
+
+
+def refuse_without_mpi(placement: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse `--framework mpi` where each rank would be a world of its own."""
+    if not _is_without_mpi(placement, environ):
+        return
+    raise DistbootError(
+        "mpi-mismatch",
+        f"--framework mpi, but launcher {placement.launcher!r} has not started MPI: each rank "
+        "would be a world of its own",
+        f"start the job with {_MPI_REMEDY}",
+    )
+
+
+def missing_mpi(target: Target, placement: Placement, environ: Mapping[str, str]) -> str | None:
+    """A warning if a script uses MPI, and each rank would be a world of its own, or None."""
+    text = target.text
+    is_used = _IMPORTS_MPI.search(text) is not None
+    calls_init = _IMPORTS_DISTBOOT.search(text) is not None
+    if calls_init or not is_used or not _is_without_mpi(placement, environ):
+        return None
+    return (
+        f"warning: {target.script} imports mpi4py, and launcher {placement.launcher!r} has not "
+        "started MPI: each rank is a world of its own, and may train separately; start the job "
+        f"with {_MPI_REMEDY}"
+    )
+
+
+def _is_without_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:
+    starts = LAUNCHERS[placement.launcher].mpi
+    if starts in ("yes", "no"):
+        return starts == "no"
+    return not any(name.startswith(_OFFERS_OF_MPI) for name in environ)
 
 
 def _framework_without_variables(

@@ -229,9 +229,11 @@ def _abort_at_failure() -> None:
 
     def failed() -> None:
         error = sys.last_value
+        status: Any = 1
         if isinstance(error, KeyboardInterrupt):
-            run.set_abort_status(error)
-        else:
-            run.set_abort_status(1)
+            status = error
+        elif isinstance(error, DistbootError):
+            status = error.exit_code
+        run.set_abort_status(status)
 
     at_end(exited=lambda: run.set_abort_status(exit_asked()), failed=failed)

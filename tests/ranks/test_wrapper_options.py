@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from captured import one
 from conftest import Run
 from inside import Target, nested_launcher, parse, run_parser
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
@@ -148,6 +149,35 @@ def test_script_whose_ranks_train_apart_is_warned_of(
         (0, 0),
     ], ended
     assert (said in ended[0].err) == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "is_said"),
+    [("2", "", True), ("2", "import distboot\n", False), ("1", "", False)],
+)
+def test_script_without_its_mpi_is_warned_of(
+    distboot: Run, count: str, text: str, is_said: bool
+) -> None:
+    script = f"raise SystemExit\n{text}from mpi4py import MPI\n"
+    done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
+    said = "warning: train.py imports mpi4py, and launcher 'distboot' has not started MPI"
+    assert (done.returncode, said in done.stderr) == (0, is_said), done.stderr
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        one("slurm-srun-22.05.8/2nodes_2procs", 1),
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "1"},
+    ],
+    ids=["srun", "by-hand"],
+)
+def test_framework_mpi_without_mpi_is_refused(distboot: Run, environ: dict[str, str]) -> None:
+    environ = {"MASTER_ADDR": "10.0.0.4", **environ}
+    done = distboot("run", "--framework", "mpi", "--", "true", env=environ)
+    assert done.returncode == 78, done.stderr
+    assert "error[mpi-mismatch]: rank 1 on " in done.stderr
+    assert "has not started MPI: each rank would be a world of its own" in done.stderr
 
 
 @pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])

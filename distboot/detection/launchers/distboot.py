@@ -18,4 +18,5 @@ DISTBOOT = Launcher(
     ),
     markers=RANK[:2],
     numbers=RANK,
+    mpi="no",
 )
