@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from .exceptions import (
     EXIT,
@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import faulthandler
     import signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import Any
 
@@ -148,12 +148,26 @@ def wrap_excepthook() -> None:
 
 def _at_exit() -> None:
     """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
-    with suppress(Exception):
-        if exception_ends_script():
-            error: Any = sys.last_value
-            trace = sys.last_traceback
-            _report(error, trace)
-    emit(ENDING, last_line(_clean(_stderr_tail)))
+    with _uninterrupted():
+        with suppress(Exception):
+            if exception_ends_script():
+                error: Any = sys.last_value
+                trace = sys.last_traceback
+                _report(error, trace)
+        emit(ENDING, last_line(_clean(_stderr_tail)))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Leave Ctrl-C out in a block, which often comes twice: Slurm and terminals signal each process."""
+    import signal
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        with suppress(KeyboardInterrupt):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exception_ends_script() -> bool:
@@ -412,6 +426,19 @@ def _show_stacks() -> None:
 
 
 def _excepthook(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        with _uninterrupted():
+            _show_or_report(before, kind, error, trace)
+    else:
+        _show_or_report(before, kind, error, trace)
+
+
+def _show_or_report(
     before: Callable[..., object],
     kind: type[BaseException],
     error: BaseException,

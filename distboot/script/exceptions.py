@@ -601,7 +601,10 @@ def _in_one_line(message: str, clean: Callable[[str], str]) -> str:
 
 
 def _with_announced(lines: list[str]) -> str:
-    """ "Error(s) in loading state_dict for Net: size mismatch for head.weight: …"."""
+    """The first line, and the second one if that is what it announces.
+
+    "Error(s) in loading state_dict for Net: size mismatch for head.weight: …".
+    """
     stripped = map(str.strip, lines)
     told = list(filter(None, stripped))
     first = told[:1]

@@ -1,7 +1,11 @@
 """What a script reports of the exception that ends it: whose fault it is, and what the headline keeps of it."""
 
 import builtins
+import itertools
+import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -722,3 +726,66 @@ def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
         end,
     ]
     assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
+
+
+_OUTER = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+_KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+# An exception and those from which it was raised, one from the next; what the headline has of them.
+_RAISED_FROM = {
+    "worker": (
+        [_OUTER, _KILLED],
+        f"RuntimeError: {_OUTER} (caused by RuntimeError: {str(_KILLED).strip()})",
+    ),
+    "three": (
+        [RuntimeError("training failed"), OSError("disk"), ZeroDivisionError("division by zero")],
+        "RuntimeError: training failed (caused by ZeroDivisionError: division by zero)",
+    ),
+    "said-already": (
+        [RuntimeError("load: no file"), OSError("no file")],
+        "RuntimeError: load: no file",
+    ),
+    "announced": (
+        [RuntimeError("Error(s) in loading state_dict for Net:\n\tsize mismatch for head.weight")],
+        "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for head.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raised_from", "said"), _RAISED_FROM.values(), ids=_RAISED_FROM)
+def test_headline_has_what_an_exception_was_raised_from(
+    raised_from: list[Exception], said: str
+) -> None:
+    for error, cause in itertools.pairwise(raised_from):
+        error.__cause__ = cause
+    assert describe(raised_from[0], None).headline == said
+
+
+def test_causes_in_a_circle_end() -> None:
+    error, cause = OSError("a"), OSError("b")
+    error.__cause__, cause.__cause__ = cause, error
+    assert describe(error, None).headline == "OSError: a (caused by OSError: b)"
+
+
+_INTERRUPTED_AGAIN = """
+import os, signal, sys
+from distboot.script import crash_hooks
+def again(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    os.write(2, b"shown\\n")
+sys.excepthook = again
+crash_hooks.wrap_excepthook()
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_second_ctrl_c_interrupts_no_hook() -> None:
+    """Where a launcher signals each process of a job, the wrapper passes the same signal on."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_AGAIN],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "shown\n")
