@@ -187,6 +187,9 @@ class MonitoredProcess:
         if self.stopping.is_done and how.status in _OF_DONE:
             how = ExitStatus(code=0)
         external_signal = self.stopping.external_signal
+        # Before the script listens to it, a signal that asks to stop ends it
+        if how.signal in self.of.shell.facts.settings.stop_signals:
+            external_signal = external_signal or how.signal
         has_own_code = how.code not in (None, 0)
         if has_own_code and self._answers_interrupt(self.failure.exception, now):
             external_signal = int(signal.SIGINT)

@@ -41,7 +41,8 @@ def end_orphans(grace: float, spared: set[int]) -> None:
         asked |= orphans
         request = signal.sigtimedwait(_ENDING, _POLL)
         if request is not None:
-            os.kill(os.getpid(), signal.SIGTERM)  # which is handled once signals are unblocked
+            _send(orphans, signal.SIGKILL)
+            os.kill(os.getpid(), request.si_signo)  # which is handled once signals are unblocked
             return
         _reap()
 

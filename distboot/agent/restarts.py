@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -47,6 +47,9 @@ class Restarts:
         self.cause: RootCause | None = None  # of the round that has ended
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
+        self.stop_signal = 0  # that has arrived between two rounds
+        self.has_left = False  # whether this process has left the others for it
+        self._is_meeting = False  # whether the ranks meet again
         self._who = who
         self._policy = RestartPolicy(settings, of_launcher=of_launcher)
         self._start = time.monotonic()  # of the round
@@ -72,6 +75,37 @@ class Restarts:
         name = signal.Signals(number).name
         text = f"warning: {name} arrived while no rank was running, and had no effect"
         log_line(self._who, text)
+
+    def heed(self, signals: Iterable[int]) -> None:
+        """From now on one that arrives between two rounds stops the job, and not this process alone."""
+        for number in set(signals) - self.harmless:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._stop)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.stop_signal = self.stop_signal or number
+        self.refuse_if_stopped()
+
+    def refuse_if_stopped(self) -> None:
+        """While the ranks meet again: `SystemExit` if such a signal has arrived."""
+        if self._is_meeting and self.stop_signal:
+            self.met()
+            self.has_left = True
+            raise SystemExit(128 + self.stop_signal)
+
+    def meet(self) -> None:
+        """The ranks begin to meet again."""
+        self._is_meeting = True
+
+    def met(self) -> None:
+        """They have met, or do not: what arrives from now on is for the ranks."""
+        self._is_meeting = False
+
+    def repeat_stop(self) -> None:
+        """Let a signal that came since wait for the ranks, as if it arrived once they run."""
+        if self.stop_signal:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {self.stop_signal})
+            os.kill(os.getpid(), self.stop_signal)
 
     def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All agents have met for a round, which rank 0's agent numbers; it allows `most`."""

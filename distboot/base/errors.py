@@ -33,6 +33,7 @@ CODES: Mapping[str, tuple[int, str]] = {
         "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try",
     ),
     "launcher-gone": (75, "the launcher's process above a rank has ended before the rank"),
+    "stopped": (143, "a signal asked the job to stop while its ranks were between two rounds"),
     "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
     "missing-rank": (
         75,

@@ -10,7 +10,7 @@ from ..base.text import log_line
 from ..detection import export, inherited, surroundings
 from ..detection.placement import Placement
 from .nested_launcher import Nested, nested_launcher
-from .script_text import missing_framework_option, missing_mpi, refuse_without_mpi
+from .script_text import missing_framework_option, missing_mpi
 from .target import Target
 
 TYPE_CHECKING = False
@@ -55,21 +55,22 @@ class Launch(NamedTuple):
             environ = export.base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
-        problem = missing_framework_option(
+        missing_option = missing_framework_option(
             self.target,
             self.options.framework,
             placement,
             environ,
             per_node,
         )
-        if per_node or placement.world_size > 1:
-            problem = problem or self._without_mpi(placement, environ)
-        return problem
-
-    def _without_mpi(self, placement: Placement, environ: Mapping[str, str]) -> str | None:
-        if self.options.framework == "mpi":
-            refuse_without_mpi(placement, environ)
-        return missing_mpi(self.target, placement, environ)
+        is_alone = (per_node, placement.world_size) == (None, 1)
+        if missing_option is not None or is_alone:
+            return missing_option
+        return missing_mpi(
+            self.target,
+            self.options.framework,
+            placement,
+            environ,
+        )
 
     def unused(self, placement: Placement) -> Unused | None:
         """Tasks and hosts that the job leaves unused, if the command is not what uses them."""

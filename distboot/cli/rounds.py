@@ -5,7 +5,9 @@ In each round the agents meet, the ranks of this agent get their environments, a
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import signal
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from ..agent.child import Command
 from ..base.commands import become
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.internal_variables import RANK
+from ..base.process import FROM_OUTSIDE
 from ..base.text import written_cpus
 from ..base.threads import at_once
 from ..detection import export
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from ..agent.session import Session
     from ..base.settings import SupervisionSettings
     from ..host.binding import Cpus
+
+
+_TELLING = 5.0  # seconds to tell rank 0, and so all others, that this process stops
 
 
 class Rounds(NamedTuple):
@@ -70,8 +76,28 @@ class Rounds(NamedTuple):
                     placement = self.placement
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
                 report = self._start_report(files)
-                code = self._run(report, None, logs, files)
+                code = self._run_again(report, logs, files)
         return code
+
+    def _run_again(self, report: StartReport, logs: Logs | None, files: EventFiles | None) -> int:
+        """Another round; if a signal stops this process while the ranks meet, all others stop, too."""
+        restarts = self.restarts
+        restarts.meet()
+        try:
+            return self._run(report, None, logs, files)
+        except SystemExit:
+            if restarts.has_left:
+                self._tell_stop(restarts.stop_signal, report, files)
+            raise  # also in process 1, which no signal ends
+
+    def _tell_stop(self, number: int, report: StartReport, files: EventFiles | None) -> None:
+        """Tell the others, and end by the signal."""
+        name = signal.Signals(number).name
+        stopped = DistbootError("stopped", f"{name} arrived while the ranks met again")
+        with suppress(DistbootError):
+            self._run(report, stopped, None, files)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _event_files(self) -> EventFiles | None:
         """The files of all rounds, which rank 0's agent writes where they are wanted."""
@@ -128,12 +154,15 @@ class Rounds(NamedTuple):
 
         if files is not None:
             reported["record"] = files.record
+        join_timeout = options.join_timeout + ending + delay
+        if problem is not None and restarts.round:
+            join_timeout = _TELLING
         with (
             report.despite_signals(is_printed=self.placement.rank == 0),
             join_here(
                 self.placement,
                 self.launch.environ,
-                options.join_timeout + ending + delay,
+                join_timeout,
                 failed=report.ended,
                 wanted=self._while_meeting,
                 **reported,
@@ -142,6 +171,7 @@ class Rounds(NamedTuple):
             with_too_few_files(),
             WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
         ):
+            restarts.met()
             assert job.joined is not None
             bound = self._bound(job, watch.ranks)
             environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
@@ -160,6 +190,9 @@ class Rounds(NamedTuple):
             read_by = LAUNCHERS[self.placement.launcher].read_by
             if "tensorflow" in (options.framework, *read_by):
                 watch.only_serves_rank_0 = has_servers(environs[0])
+            if options.restarts.most:
+                restarts.heed([*FROM_OUTSIDE, *self.settings.stop_signals])
+                restarts.repeat_stop()
             code = supervisor.run(
                 self._commands(watch, environs, bound, logs),
                 grace=options.grace,
@@ -174,6 +207,7 @@ class Rounds(NamedTuple):
     def _while_meeting(self) -> None:
         """Do not wait for other ranks once the launcher has ended."""
         self.restarts.announce()
+        self.restarts.refuse_if_stopped()
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 

@@ -234,7 +234,8 @@ def _run_in_job(
     )
     launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
     if restart_settings.most:  # else they would end this process between two rounds
-        restarts.outlived({signal.SIGUSR1, signal.SIGUSR2})
+        restarts.heed(settings.stop_signals)
+        restarts.outlived({int(signal.SIGUSR1), int(signal.SIGUSR2)} - {*settings.stop_signals})
     rounds = Rounds(launch, placement, settings, restarts, ranks, launcher)
     return rounds.run_all(problem, logs)
 

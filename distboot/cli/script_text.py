@@ -144,29 +144,30 @@ def missing_framework_option(
     )
 
 
-def refuse_without_mpi(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse `--framework mpi` where each rank would be a world of its own."""
+def missing_mpi(
+    target: Target, framework: str, placement: Placement, environ: Mapping[str, str]
+) -> str | None:
+    """A warning if a script uses MPI, and each rank would be a world of its own, or None.
+
+    With `--framework mpi` that is an error.
+    """
     if not _is_without_mpi(placement, environ):
-        return
-    raise DistbootError(
-        "mpi-mismatch",
-        f"--framework mpi, but launcher {placement.launcher!r} has not started MPI: each rank "
-        "would be a world of its own",
-        f"start the job with {_MPI_REMEDY}",
-    )
-
-
-def missing_mpi(target: Target, placement: Placement, environ: Mapping[str, str]) -> str | None:
-    """A warning if a script uses MPI, and each rank would be a world of its own, or None."""
+        return None
+    what = f"launcher {placement.launcher!r} has not started MPI: each rank"
+    if framework == "mpi":
+        raise DistbootError(
+            "mpi-mismatch",
+            f"--framework mpi, but {what} would be a world of its own",
+            f"start the job with {_MPI_REMEDY}",
+        )
     text = target.text
     is_used = _IMPORTS_MPI.search(text) is not None
     calls_init = _IMPORTS_DISTBOOT.search(text) is not None
-    if calls_init or not is_used or not _is_without_mpi(placement, environ):
+    if calls_init or not is_used:
         return None
     return (
-        f"warning: {target.script} imports mpi4py, and launcher {placement.launcher!r} has not "
-        "started MPI: each rank is a world of its own, and may train separately; start the job "
-        f"with {_MPI_REMEDY}"
+        f"warning: {target.script} imports mpi4py, and {what} is a world of its own, and may "
+        f"train separately; start the job with {_MPI_REMEDY}"
     )
 
 

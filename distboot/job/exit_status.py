@@ -175,7 +175,8 @@ class ExitStatus:
     @property
     def is_of_peer(self) -> bool:
         """The same, and it is of a framework: others may be of a service that the script uses."""
-        return self.is_secondary and self._exception.type.startswith(_OF_PEERS)
+        is_of_framework = self._exception.type.startswith(_OF_PEERS)
+        return all((self.is_secondary, is_of_framework))
 
     @property
     def may_be_consequence(self) -> bool:

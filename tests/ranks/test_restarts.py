@@ -199,6 +199,29 @@ def test_report_knows_stop_between_rounds(start: Start) -> None:
     assert [each["ranks"] for each in report["failed_rounds"]] == [[1]]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_between_rounds_stops_all(start: Start, rank: int) -> None:
+    job = between_rounds(start, DISTBOOT_REPORT="", DISTBOOT_STOP_SIGNALS="USR1")
+    number = (signal.SIGTERM, signal.SIGUSR1)[rank]
+    os.kill(job.processes[rank].pid, number)
+    codes = [143, 143]
+    codes[rank] = 128 + number
+    assert job.codes(20) == codes
+    name = signal.Signals(number).name
+    assert f"stopped by an external {name} before all ranks had joined" in job.output(rank)
+    assert f"{name} arrived while the ranks met again" in job.output(1 - rank)
+
+
+def test_stop_signal_before_init_restarts_nothing(start: Start) -> None:
+    """The script does not listen to it yet, and so it is the signal that ends it."""
+    job = start("ready()\nuntil('end')\n", 2, **_ENV, DISTBOOT_STOP_SIGNALS="USR1")
+    job.all_ready()
+    os.kill(job.processes[1].pid, signal.SIGUSR1)
+    assert 0 not in job.codes(20)
+    assert "stopped by an external SIGUSR1" in job.output(0)
+    assert "restart 1 of 2" not in job.output(0)
+
+
 def test_job_asked_to_end_is_not_restarted(start: Start) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + _SCRIPT % ""
     job = start(script, **_ENV)
