@@ -60,6 +60,8 @@ def command_not_found(program: str) -> DistbootError:
     shown = short_repr(program)
     if not os.path.exists(program):
         hint = "check the spelling, PATH and the directory"
+        if program.startswith("-"):
+            hint = "options of distboot come before --; for an image set DISTBOOT_NPROC_PER_NODE, for example"
         return DistbootError(
             "command-not-found",
             f"{shown} does not exist",

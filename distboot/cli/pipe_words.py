@@ -7,29 +7,41 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .target import Target
+
 # Also in --config=/dev/fd/63
 _FILE = pattern(r"(?:[^/]*=)?(/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+)")
 
 
-def pipe_read_twice(words: Iterable[str], ranks: int) -> DistbootError | None:
-    """The error if a command names a pipe that starts several times: in each rank, or again."""
-    pipe = next(filter(_names_pipe, words), None)
-    if pipe is None:
+def pipe_read_twice(target: Target, ranks: int) -> DistbootError | None:
+    """The error if a command reads a pipe that starts several times: in each rank, or again."""
+    pipe = _read_once(target)
+    if not pipe:
         return None
     readers = {True: f"each of {ranks} ranks", False: "each start"}
-    problem = f"{short_repr(pipe)} is a pipe, which can be read once"
     return DistbootError(
         "usage",
-        f"{problem}, and {readers[ranks > 1]} would read it",
+        f"{pipe}, which can be read once, and {readers[ranks > 1]} would read it",
         "write it to a file, and name that",
     )
+
+
+def _read_once(target: Target) -> str:
+    """What a command reads that is gone then: `"'/dev/fd/63' is a pipe"`; empty: nothing."""
+    if target.is_on_stdin:
+        return "the program of this Python is on stdin"
+    pipe = next(filter(_names_pipe, target.words), None)
+    if pipe is None:
+        return ""
+    return f"{short_repr(pipe)} is a pipe"
 
 
 def _names_pipe(word: str) -> bool:

@@ -223,7 +223,7 @@ def _run_in_job(
     if starts_again:
         from .pipe_words import pipe_read_twice
 
-        problem = problem or pipe_read_twice(launch.target.words, ranks)
+        problem = problem or pipe_read_twice(launch.target, ranks)
     settings = _supervision(launch, placement, ranks)
     warn_of_signals(placement, settings.stop_signals)
     restarts = Restarts(

@@ -94,6 +94,14 @@ class Target(NamedTuple):
         return ""
 
     @property
+    def is_on_stdin(self) -> bool:
+        """Whether a Python reads its program from stdin: `python -`, or without a script."""
+        if not self._is_python:
+            return False
+        options = itertools.takewhile(lambda word: word.startswith("-"), self.words[1:])
+        return len(self.words) == 1 or "-" in options
+
+    @property
     def _is_python(self) -> bool:
         program = self.words[0]
         if program == sys.executable:
@@ -139,6 +147,12 @@ def target_of(given: list[str]) -> Target:
     first = given[0]
     if first == "--":
         _refuse_nothing_after(given, "command")
+        if not given[1].strip():
+            raise DistbootError(
+                "usage",
+                f"the command after {first!r} is empty",
+                "look for a variable that is not set",
+            )
         return Target(given[1:], len(given) - 1, is_command=True)
     python = [sys.executable, *_interpreter_options()]
     if first == "-m":

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ..base.patterns import pattern
 from ..base.text import escape_control, format_address
 from .messages import LONGEST_TEXT, Refused
 from .protocol import (
@@ -51,6 +52,8 @@ _FILES_OF_A_RANK = 10
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _SPARE = 64  # connections beyond those of the ranks, for those that have not reported
 _ACCEPTED_AT_ONCE = 64
+# In the description of what is not distboot: what it has sent, and how much it announces
+_VARYING = pattern(r" \(.*|[0-9a-f]{2}(?: [0-9a-f]{2})+|[0-9]+")
 _MOST_REASONS = 100  # for refusing a connection, that are counted
 _PRINTED = (1, 10, 100, 1000)  # which refusals for one reason get a line
 _PAUSE = 1.0  # seconds without new connections while no file can be opened for one
@@ -159,7 +162,8 @@ class ConnectionPool:
         self._lost = lost
         self._say = say
         self._peers: dict[socket.socket, Connection] = {}
-        self._refused: Counter[str] = Counter()  # why connections were refused
+        self._refused: Counter[str] = Counter()  # how many connections were refused for one reason
+        self._reasons: dict[str, str] = {}  # by that, the first time
         self.remedy = ""  # what to do about a refused process that may stand in the way of a rank
         self._checked = 0.0
         self._selector = selectors.DefaultSelector()
@@ -227,8 +231,8 @@ class ConnectionPool:
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
         text = ""
-        for why, count in self._refused.most_common(3):
-            text += f"; {count} refused: the connecting process {why}"
+        for kind, count in self._refused.most_common(3):
+            text += f"; {count} refused: the connecting process {self._reasons[kind]}"
         return text
 
     def fileno(self) -> int:
@@ -364,10 +368,14 @@ class ConnectionPool:
     def _refuse(self, peer: Connection, why: str) -> None:
         why = escape_control(why)
         reason = f"the connecting process {why}"
-        is_known = why in self._refused
+        kind = why
+        if not peer.welcomed:  # a scanner sends something else each time
+            kind = _VARYING.sub("", why)
+        is_known = kind in self._refused
         if is_known or len(self._refused) < _MOST_REASONS:
-            self._refused[why] += 1
-        if self._refused[why] in _PRINTED:
+            self._refused[kind] += 1
+            self._reasons.setdefault(kind, why)
+        if self._refused[kind] in _PRINTED:
             self._say(f"refused a connection from {peer.at}: {reason}; the job continues")
         refusal = Refused(reason[:LONGEST_TEXT])
         self.send(peer, peer.channel.sign(refusal))

@@ -49,6 +49,21 @@ def test_pipe_that_is_read_twice_is_refused(run: Run, options: str, words: str) 
     assert "is a pipe, which can be read once, and each " in ended.stderr
 
 
+@pytest.mark.parametrize("options", ["--nproc-per-node 2", "--max-restarts 1"])
+@pytest.mark.parametrize("python", ["python3 -u - 7", "python3"])
+def test_program_on_stdin_of_several_starts_is_refused(run: Run, options: str, python: str) -> None:
+    ours = f"{sys.executable} -m distboot run {options} -- {python}"
+    ended = run("bash", "-c", f"{ours} <<< 'print(7)'")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "the program of this Python is on stdin, which can be read once, and " in ended.stderr
+
+
+def test_empty_command_is_named(run: Run) -> None:
+    ended = run(sys.executable, "-m", "distboot", "run", "--", "")
+    assert ended.returncode == 2
+    assert "error[usage]: the command after '--' is empty" in ended.stderr
+
+
 def test_files_of_the_wrapper_stay_its_own(run: Run) -> None:
     script = "import os; print(len(os.listdir('/proc/self/fd')))"
     alone = run(sys.executable, "train.py", train=script)

@@ -148,6 +148,11 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             "\ndistboot: hint: name the interpreter of a script: run -- python train.py; ",
         ),
         ("run -- /nowhere/missing", "command-not-found", ""),
+        (
+            "run -- --nproc-per-node 2 train.py",
+            "command-not-found",
+            "\ndistboot: hint: options of distboot come before --",
+        ),
         ("run -- ./train.py/missing", "command-not-found", ""),
         ("run -- /", "command-not-executable", "\ndistboot: hint: name a program in it\n"),
         ("run -- ./no-interpreter", "command-not-executable", ""),

@@ -361,6 +361,20 @@ def test_process_outside_the_job_is_refused(
     assert why in capfd.readouterr().err
 
 
+def test_scanner_hides_no_refusal_of_a_rank(
+    rank0: StartRank0, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of its connections sends something else."""
+    first = rank0(2, 3, "secret")
+    for number in range(120):
+        refusal(peer(first.port, bytes([255, number]) * 8))
+    assert "no DISTBOOT_SECRET" in refusal(peer(first.port, HELLO + OPEN.sign(record(1, 2))))
+    text = str(first.failed())
+    assert "120 refused: the connecting process does not use distboot's protocol: it begins" in text
+    assert "no DISTBOOT_SECRET" in text
+    assert capfd.readouterr().err.count("does not use distboot's protocol") <= 4
+
+
 def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
     first = rank0(3, 600)
     early = Rank(first.port, record(1, 3))
