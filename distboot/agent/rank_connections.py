@@ -374,8 +374,7 @@ class RankConnections:
         cause = effect.cause
         first = self._members[cause.ranks[0]]
         is_here = first.node_rank == self._shell.facts.own[0].node_rank
-        has_printed = first.end is not None and not first.end.succeeded
-        has_printed |= first.failing is not None
+        has_printed = first.failing is not None or first.end is not None
         if is_here and has_printed and not writes_json():
             return cause.headline
         return cause.text

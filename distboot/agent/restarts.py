@@ -84,18 +84,16 @@ class Restarts:
 
     def _stop(self, number: int, _frame: object) -> None:
         self.stop_signal = self.stop_signal or number
-        self.refuse_if_stopped()
+        if self._is_meeting:
+            self.meet()
 
-    def refuse_if_stopped(self) -> None:
-        """While the ranks meet again: `SystemExit` if such a signal has arrived."""
+    def meet(self) -> None:
+        """The ranks meet again: from now on, and now, such a signal raises `SystemExit`, once."""
+        self._is_meeting = not self.has_left
         if self._is_meeting and self.stop_signal:
             self.met()
             self.has_left = True
             raise SystemExit(128 + self.stop_signal)
-
-    def meet(self) -> None:
-        """The ranks begin to meet again."""
-        self._is_meeting = True
 
     def met(self) -> None:
         """They have met, or do not: what arrives from now on is for the ranks."""

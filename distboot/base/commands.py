@@ -61,7 +61,7 @@ def command_not_found(program: str) -> DistbootError:
     if not os.path.exists(program):
         hint = "check the spelling, PATH and the directory"
         if program.startswith("-"):
-            hint = "options of distboot come before --; for an image set DISTBOOT_NPROC_PER_NODE, for example"
+            hint = "options of distboot come before --; an image can set DISTBOOT_NPROC_PER_NODE"
         return DistbootError(
             "command-not-found",
             f"{shown} does not exist",

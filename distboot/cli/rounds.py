@@ -82,7 +82,6 @@ class Rounds(NamedTuple):
     def _run_again(self, report: StartReport, logs: Logs | None, files: EventFiles | None) -> int:
         """Another round; if a signal stops this process while the ranks meet, all others stop, too."""
         restarts = self.restarts
-        restarts.meet()
         try:
             return self._run(report, None, logs, files)
         except SystemExit:
@@ -207,7 +206,8 @@ class Rounds(NamedTuple):
     def _while_meeting(self) -> None:
         """Do not wait for other ranks once the launcher has ended."""
         self.restarts.announce()
-        self.restarts.refuse_if_stopped()
+        if self.restarts.round:
+            self.restarts.meet()
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.process import FROM_OUTSIDE
 from ..base.text import first_line, without_secret
 
 _LONGEST = 4000  # characters
-_STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
+# By exit code; DISTBOOT_STOP_SIGNALS may have others than those that end a process
+_STOPS = {128 + number: number.name for number in signal.Signals}
 
 
 class StartFailure(NamedTuple):
