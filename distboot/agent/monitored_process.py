@@ -143,6 +143,7 @@ class MonitoredProcess:
             steps,
             idle=max(now - movement.used_at, 0.0),
             keys=movement.keys,
+            is_at_key=self.of.rank in self.of.shell.facts.waits,
         )
 
         def reply(stacks: Stacks | None = None) -> None:

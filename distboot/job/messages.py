@@ -153,6 +153,7 @@ class Position:
     stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
     idle: float = of(time_or_duration, default=0.0)  # seconds for which it has not used a processor
     keys: int = of(_count, default=0)  # arrivals at `barrier()` and the like, and departures
+    is_at_key: bool = of(flag, default=False)  # whether a thread of it waits there
 
     @property
     def is_counted(self) -> bool:
@@ -176,7 +177,9 @@ class Position:
     @property
     def is_in_wait(self) -> bool:
         """Whether it is in a function that waits for other processes."""
-        return self.stacks is not None and waits(self.stacks)
+        if self.stacks is None or self.is_held:
+            return False
+        return self.is_at_key or waits(self.stacks)
 
 
 # The check of all nodes, see `job/check`

@@ -230,6 +230,16 @@ def test_idle_ranks_at_the_same_places_stand_still() -> None:
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
+def test_rank_whose_thread_is_at_no_key_is_late() -> None:
+    """The main thread, which is shown, waits for the one that trains, in each rank."""
+    joins = at(0, COMPUTES)
+    waits = replace(joins, is_at_key=True)
+    positions = {0: waits, 1: joins, 2: waits}
+    assert find_late(positions, {}, AFTER) == Late([1], [0, 2])
+    stopped = replace(waits, stacks=STOPPED)
+    assert find_late({**positions, 2: stopped}, {}, AFTER) == Late([1, 2], [0])
+
+
 def test_stacks_are_read_only_where_they_help() -> None:
     assert all(
         may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None))
