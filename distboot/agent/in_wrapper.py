@@ -59,6 +59,7 @@ class WrapperAgent:
         self._is_asked = False  # to end, by a signal
         self._job = job
         self._settings = settings
+        self.stop_signals = settings.stop_signals  # that ask the job to stop, besides SIGTERM
         self._restarts = restarts
         plan = job.joined.plan
         self._secret = plan.secret

@@ -24,6 +24,7 @@ def join_here(
     *,
     failed: Callable[[Session, BaseException], object] = lambda _, __: None,
     wanted: Callable[[], None] = lambda: None,
+    met: Callable[[], None] = lambda: None,
     record: Callable[[Event], object] = lambda _: None,
     **more: object,
 ) -> Iterator[Session]:
@@ -32,8 +33,8 @@ def join_here(
     The connections end with the block.
 
     If the ranks do not meet, `failed` is called with the session so far, and why. Before and while
-    they meet, `wanted` is called again and again, and may raise. On rank 0, `record` is called with
-    each event of the job when it happens. The rest is as for `plan_of`.
+    they meet, `wanted` is called again and again, and may raise; once they have, `met` is. On rank
+    0, `record` is called with each event of the job when it happens. The rest is as for `plan_of`.
     """
     # Here, as a process with a sidecar does not join by itself
     from ..rendezvous.join import Joined
@@ -44,7 +45,9 @@ def join_here(
     try:
         with joining(job, problem, failed), with_too_few_files():
             wanted()
-            job.take(job.joined.join())
+            membership = job.joined.join()
+            met()
+            job.take(membership)
         yield job
     finally:
         job.close()

@@ -25,6 +25,8 @@ def end_orphans(grace: float, spared: set[int]) -> None:
     Their own children become ours when they end, and are ended, too.
     """
     end = time.monotonic() + grace
+    heeded = filter(lambda number: signal.getsignal(number) != signal.SIG_IGN, _ENDING)
+    ending = set(heeded)
     asked: set[int] = set()
     while True:
         orphans = children() - spared
@@ -39,7 +41,7 @@ def end_orphans(grace: float, spared: set[int]) -> None:
         else:
             _send(orphans - asked, signal.SIGTERM)
         asked |= orphans
-        request = signal.sigtimedwait(_ENDING, _POLL)
+        request = signal.sigtimedwait(ending, _POLL)
         if request is not None:
             _send(orphans, signal.SIGKILL)
             os.kill(os.getpid(), request.si_signo)  # which is handled once signals are unblocked

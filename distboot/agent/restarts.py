@@ -48,6 +48,8 @@ class Restarts:
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
         self.stop_signal = 0  # that has arrived between two rounds
+        # By signal, what happened before it stopped the job
+        self._handlers_before: dict[int, Any] = {}
         self.has_left = False  # whether this process has left the others for it
         self._is_meeting = False  # whether the ranks meet again
         self._who = who
@@ -78,9 +80,15 @@ class Restarts:
 
     def heed(self, signals: Iterable[int]) -> None:
         """From now on one that arrives between two rounds stops the job, and not this process alone."""
-        for number in set(signals) - self.harmless:
+        for number in set(signals) - self.harmless - self._handlers_before.keys():
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._stop)
+                self._handlers_before[number] = signal.signal(number, self._stop)
+
+    def heed_no_more(self) -> None:
+        """No other round follows: such a signal does what it did before."""
+        for number, handler in self._handlers_before.items():
+            if signal.getsignal(number) == self._stop:
+                signal.signal(number, handler)
 
     def _stop(self, number: int, _frame: object) -> None:
         self.stop_signal = self.stop_signal or number
@@ -91,19 +99,19 @@ class Restarts:
         """The ranks meet again: from now on, and now, such a signal raises `SystemExit`, once."""
         self._is_meeting = not self.has_left
         if self._is_meeting and self.stop_signal:
-            self.met()
+            self.meets_no_more()
             self.has_left = True
             raise SystemExit(128 + self.stop_signal)
 
-    def met(self) -> None:
-        """They have met, or do not: what arrives from now on is for the ranks."""
+    def meets_no_more(self) -> None:
+        """The ranks have met, or this process has left them: a signal is for the ranks."""
         self._is_meeting = False
 
-    def repeat_stop(self) -> None:
-        """Let a signal that came since wait for the ranks, as if it arrived once they run."""
-        if self.stop_signal:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {self.stop_signal})
-            os.kill(os.getpid(), self.stop_signal)
+    def take_stop(self) -> int:
+        """The signal that has arrived since, for the ranks; 0: none has."""
+        number = self.stop_signal
+        self.stop_signal = 0
+        return number
 
     def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All agents have met for a round, which rank 0's agent numbers; it allows `most`."""

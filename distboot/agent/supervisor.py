@@ -67,16 +67,20 @@ def run(
     grace: float,
     open_files: int | None = None,
     watch: WrapperAgent | None = None,
+    earlier: int = 0,
 ) -> int:
     """Run commands as children until all have ended; returns the exit code of this process.
 
     `grace` is the time between a TERM for this process and KILL for them, `open_files` their soft
-    limit where that is not ours. `DistbootError`: one cannot be run, and none is left running.
+    limit where that is not ours, `earlier` a signal that came before this call.
+
+    `DistbootError`: one cannot be run, and none is left running.
     """
     shared_group = on_terminal()
     stop_ignoring()
     logs = [command.logs for command in commands if command.logs is not None]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
+    os.kill(os.getpid(), earlier)  # which waits until the children run; 0 is none
     children: dict[int, Command] = {}  # by process id
     pids: dict[int, int] = {}  # by rank
     try:
@@ -339,6 +343,7 @@ class _Supervision:
         reader of the output.
         """
         asks_to_end = number in _ENDING - self._ignored
+        asks_to_end |= self._watch is not None and number in self._watch.stop_signals
         if self._means_else(number) or not asks_to_end:
             return
         if self._is_hurried:

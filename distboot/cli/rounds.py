@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..host.binding import Cpus
 
 
-_TELLING = 5.0  # seconds to tell rank 0, and so all others, that this process stops
+_LEAVING = 5.0  # seconds to tell rank 0, and so all others, that this process stops
 
 
 class Rounds(NamedTuple):
@@ -77,6 +77,7 @@ class Rounds(NamedTuple):
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
                 report = self._start_report(files)
                 code = self._run_again(report, logs, files)
+            restarts.heed_no_more()
         return code
 
     def _run_again(self, report: StartReport, logs: Logs | None, files: EventFiles | None) -> int:
@@ -155,7 +156,7 @@ class Rounds(NamedTuple):
             reported["record"] = files.record
         join_timeout = options.join_timeout + ending + delay
         if problem is not None and restarts.round:
-            join_timeout = _TELLING
+            join_timeout = _LEAVING
         with (
             report.despite_signals(is_printed=self.placement.rank == 0),
             join_here(
@@ -164,13 +165,13 @@ class Rounds(NamedTuple):
                 join_timeout,
                 failed=report.ended,
                 wanted=self._while_meeting,
+                met=restarts.meets_no_more,
                 **reported,
             ) as job,
             report.until_watched(job),
             with_too_few_files(),
             WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
         ):
-            restarts.met()
             assert job.joined is not None
             bound = self._bound(job, watch.ranks)
             environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
@@ -190,18 +191,25 @@ class Rounds(NamedTuple):
             if "tensorflow" in (options.framework, *read_by):
                 watch.only_serves_rank_0 = has_servers(environs[0])
             if options.restarts.most:
-                restarts.heed([*FROM_OUTSIDE, *self.settings.stop_signals])
-                restarts.repeat_stop()
+                restarts.heed(self._stopping_signals())
             code = supervisor.run(
                 self._commands(watch, environs, bound, logs),
                 grace=options.grace,
                 open_files=most_files,
                 watch=watch,
+                earlier=restarts.take_stop(),
             )
             cause = watch.next_round
         if cause is not None:
             restarts.ended(cause, watch.agents())
         return code
+
+    def _stopping_signals(self) -> set[int]:
+        """The signals that stop a job, also between two rounds."""
+        found = {*FROM_OUTSIDE, *self.settings.stop_signals}
+        if self.settings.quit_shows:
+            found.discard(signal.SIGQUIT)
+        return found
 
     def _while_meeting(self) -> None:
         """Do not wait for other ranks once the launcher has ended."""

@@ -52,7 +52,8 @@ _FRAMEWORKS = {
 }
 # Not within a function, where libraries that can do without it import it
 _IMPORTS_MPI = pattern(r"^(?:import|from)[ \t]+mpi4py\b", re.MULTILINE)
-_OFFERS_OF_MPI = ("PMI_", "PMIX_")  # variables of whatever starts MPI: Slurm and Flux may not
+# Beginnings of variables of whatever starts MPI: Slurm and Flux may not
+_OFFERS_OF_MPI = ("PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY")
 _MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
 _IMPORTS_DISTBOOT = pattern(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 
@@ -158,7 +159,7 @@ def missing_mpi(
         raise DistbootError(
             "mpi-mismatch",
             f"--framework mpi, but {what} would be a world of its own",
-            f"start the job with {_MPI_REMEDY}",
+            f"start the job with {_MPI_REMEDY}; or leave --framework out",
         )
     text = target.text
     is_used = _IMPORTS_MPI.search(text) is not None

@@ -105,11 +105,10 @@ class UncaughtException:
         return received
 
 
-# The types with which frameworks tell that a peer is gone: Gloo with a RuntimeError
-_OF_PEERS = (
-    "RuntimeError",
-    "SystemExit",
-    *("distboot.", "deepspeed.", "horovod.", "jax", "mpi4py.", "tensorflow.", "torch."),
+# The types of exceptions with which frameworks tell that a peer is gone: Gloo has a RuntimeError
+_OF_FRAMEWORKS = re.compile(
+    r"^(RuntimeError|SystemExit|(distboot|deepspeed|horovod|jax\w*|mpi4py|tensorflow|torch)\.)",
+    re.MULTILINE,
 )
 _checked: Callable[[object], UncaughtException] = nested(UncaughtException)
 _NO_EXCEPTION = UncaughtException()
@@ -174,8 +173,9 @@ class ExitStatus:
 
     @property
     def is_of_peer(self) -> bool:
-        """The same, and it is of a framework: others may be of a service that the script uses."""
-        is_of_framework = self._exception.type.startswith(_OF_PEERS)
+        """Whether a framework tells that a peer is gone, and not a service that the script uses."""
+        types = f"{self._exception.type}\n{self._exception.excerpt}"
+        is_of_framework = _OF_FRAMEWORKS.search(types) is not None
         return all((self.is_secondary, is_of_framework))
 
     @property

@@ -20,6 +20,9 @@ A rank that waits may use a processor all the time. Without numbers it then seem
 its stack shows that it does not: it is the same at two looks some seconds apart. Such ranks are
 called *still* here.
 
+A rank whose script is over counts as late only if no other one is: it waits in `MPI_Finalize`, most
+likely.
+
 A rank that the kernel has stopped (`Position.is_held`) never counts as waiting: others wait for it.
 """
 
@@ -98,14 +101,27 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
 
     `positions` has all ranks that have answered; `before` has their positions some seconds earlier.
     """
+    staying = dict(filter(_stays, positions.items()))
+    late = _judge(staying, before, least)
+    late_ranks = getattr(late, "ranks", [])
+    if late_ranks or len(staying) == len(positions):
+        return late
+    return _judge(positions, before, least)
+
+
+def _stays(rank_and_position: tuple[int, Position]) -> bool:
+    _, position = rank_and_position
+    return not position.has_left
+
+
+def _judge(positions: Positions, before: Positions, least: float) -> Late | None:
+    """The first thing that one of the rules finds."""
     if len(positions) < 2:
         return None
     look = _Look(positions, before, least)
-    for rule in (_by_numbers, _held, _by_stacks, _all_idle):
-        late = rule(look)
-        if late is not None:
-            return late
-    return None
+    rules = (_by_numbers, _held, _by_stacks, _all_idle)
+    found = (rule(look) for rule in rules)
+    return next(filter(None, found), None)
 
 
 def may_be_late(positions: Positions, least: float) -> bool:

@@ -315,7 +315,7 @@ class LateService(Service):
         return waited
 
     def _drop(self) -> None:
-        """Look no more at the wait: who waits has ended, which does not show that the others go on."""
+        """Forget the wait: its witness has ended, which does not prove that the late ranks moved."""
         self.wait = None
         self._reported = None
         self._next = inf

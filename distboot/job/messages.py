@@ -29,7 +29,7 @@ from ..script.progress import MOST_GROUPS
 from ..script.stop_page import LARGEST
 from .exit_status import ExitStatus
 from .root_cause import RootCause
-from .stacks import OPERATION, Stacks, has_called, waits
+from .stacks import AT_ITS_END, OPERATION, Stacks, has_called, waits
 
 _count = integer(most=LARGEST)
 LONGEST_SEEN = 200  # characters of a text about a node or a link
@@ -163,7 +163,12 @@ class Position:
     @property
     def is_held(self) -> bool:
         """Whether it cannot go on: it is stopped, or in the kernel."""
-        return self.stacks is not None and bool(self.stacks.state)
+        return self.stacks is not None and bool(self.stacks.state) and not self.has_left
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its script is over, and its process is not: MPI waits for the other ranks then."""
+        return self.stacks is not None and self.stacks.state.startswith(AT_ITS_END)
 
     @property
     def has_frames(self) -> bool:

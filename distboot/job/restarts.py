@@ -159,7 +159,7 @@ def _place_of(rank: int, end: ExitStatus) -> str:
 
     Of an exit code alone, the same rank has to end with it again. Empty: it shows none.
     """
-    if end.is_of_peer or end.cause:
+    if end.is_secondary or end.cause:
         return ""
     if end.place:
         return f"at {end.place}"

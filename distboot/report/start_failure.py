@@ -40,7 +40,7 @@ class StartFailure(NamedTuple):
             text=without_secret(what)[:_LONGEST],
             code=code,
             hint=without_secret(hint)[:_LONGEST],
-            is_stop=not isinstance(error, Exception),
+            is_stop=code == "stopped" or not isinstance(error, Exception),
         )
 
     def as_cause(self, ranks: Sequence[int]) -> dict[str, Any]:

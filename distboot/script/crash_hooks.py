@@ -61,6 +61,7 @@ _FRAMEWORKS = (
 )
 _WRAPPERS = f"_{__name__}"  # this file, where the wrapper has had it loaded
 _POLLING = 0.05  # seconds
+_SAME_INTERRUPT = 0.5  # seconds between two arrivals of one Ctrl-C
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 
 _NO_PIPE = (-1, 0)  # what is written there is dropped: nothing reads events
@@ -159,15 +160,29 @@ def _at_exit() -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Leave Ctrl-C out in a block, which often comes twice: Slurm and terminals signal each process."""
-    import signal
+    """Leave out the same Ctrl-C once more: Slurm and terminals may signal each process of a job.
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    One that comes later interrupts the block, which may call a hook of the script's own.
+    """
+    import signal
+    import threading
+
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before is not signal.default_int_handler:
+        yield
+        return
+    until = time.monotonic() + _SAME_INTERRUPT
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() > until:
+            signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
-        with suppress(KeyboardInterrupt):
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def exception_ends_script() -> bool:

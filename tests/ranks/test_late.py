@@ -230,6 +230,16 @@ def test_idle_ranks_at_the_same_places_stand_still() -> None:
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
+def test_rank_whose_script_is_over_is_late_if_no_other_is() -> None:
+    left = replace(at(3, Stacks(state="at the end of its script")), idle=AFTER)
+    waits = at(8, REDUCES)
+    assert find_late({0: waits, 1: left, 2: waits}, {}, AFTER) == Late([1], [0, 2], "0")
+    assert find_late({0: waits, 1: left, 2: at(7, LOADS)}, {}, AFTER) == Late([2], [0], "0")
+    steps = replace(at(0, LOADS), steps=4)
+    waits = replace(at(0, REDUCES), steps=4)
+    assert find_late({0: waits, 1: replace(left, steps=3), 2: steps}, {}, AFTER) == Late([2], [0])
+
+
 def test_rank_whose_thread_is_at_no_key_is_late() -> None:
     """The main thread, which is shown, waits for the one that trains, in each rank."""
     joins = at(0, COMPUTES)

@@ -201,7 +201,9 @@ def test_report_knows_stop_between_rounds(start: Start) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signal_between_rounds_stops_all(start: Start, rank: int) -> None:
-    job = between_rounds(start, DISTBOOT_REPORT="", DISTBOOT_STOP_SIGNALS="USR1")
+    job = between_rounds(start, DISTBOOT_STOP_SIGNALS="USR1")
+    journal = job.folder / "report.jsonl"
+    until(lambda: journal.read_text().count('"joined"') == 4)
     number = (signal.SIGTERM, signal.SIGUSR1)[rank]
     os.kill(job.processes[rank].pid, number)
     codes = [143, 143]

@@ -767,8 +767,9 @@ def test_causes_in_a_circle_end() -> None:
 
 
 _INTERRUPTED_AGAIN = """
-import os, signal, sys
+import os, signal, sys, threading, time
 from distboot.script import crash_hooks
+threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
 def again(*_):
     os.kill(os.getpid(), signal.SIGINT)
     os.write(2, b"shown\\n")

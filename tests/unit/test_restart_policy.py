@@ -43,6 +43,7 @@ def _raised(words: str, line: int = 7) -> ExitStatus:
     return raised(words, place=f"step (train.py:{line})")
 
 
+_OF_A_SERVICE = _raised("ConnectionRefusedError: [Errno 111] Connection refused")
 _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
 
 
@@ -52,6 +53,7 @@ _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
         (_raised("ValueError: 1"), _raised("ValueError: 2"), False, False),
         (_raised("ValueError: 1"), _raised("ValueError: 1", line=8), False, True),
         (_OF_A_PEER, _OF_A_PEER, False, True),
+        (_OF_A_SERVICE, _OF_A_SERVICE, False, True),  # which may be back by then
         (ExitStatus(code=3), ExitStatus(code=3), False, False),
         # Of a shell: which signal has ended a program
         (ExitStatus(code=137), ExitStatus(code=137), False, True),

@@ -14,7 +14,7 @@ from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.rank_0_connection import Rank0Connection
 from distboot.agent.rank_connections import RankConnections
 from distboot.base.settings import SupervisionSettings
-from distboot.job.exit_status import ExitStatus
+from distboot.job.exit_status import ExitStatus, UncaughtException
 from distboot.job.keys import Keys
 from distboot.job.messages import (
     Abort,
@@ -40,6 +40,16 @@ OF_A_PEER = raised(
     "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
 )
 
+# Of the script's own type, raised from that of a framework.
+WRAPPED = replace(
+    OF_A_PEER,
+    exception=UncaughtException(
+        is_secondary=True,
+        type="train.StepError",
+        message="step 7",
+        excerpt="RuntimeError: Connection closed by peer\n\ntrain.StepError: step 7",
+    ),
+)
 OF_A_SERVICE = raised("ConnectionRefusedError: [Errno 111] Connection refused", when=1.0)
 
 
@@ -146,6 +156,11 @@ ORDERS = {
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE)), 1],
         "rank 3 failed first: uncaught exception: ConnectionRefusedError: [Errno 111] Connection refused, on host-1",
         0,
+    ),
+    "ended-too-early-wrapped": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(WRAPPED)), 1],
+        "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a",
+        1,
     ),
     "consequences-alone": (  # none of which ends before it has heard what the other one may explain
         [SPEAKS_OF_A_PEER, (3, Exiting()), (2, Failing(OF_A_PEER)), (2, Exiting()), 1],
