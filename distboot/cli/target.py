@@ -149,7 +149,7 @@ def target_of(given: list[str]) -> Target:
         _refuse_nothing_after(given, "command")
         if not given[1].strip():
             raise DistbootError(
-                "usage",
+                "command-not-found",
                 f"the command after {first!r} is empty",
                 "look for a variable that is not set",
             )

@@ -63,6 +63,14 @@ GROUPS = (
                 ("sys.excepthook of script/crash_hooks.py",),
             ),
             Patch(
+                "handler of SIGINT, while these run",
+                "leaves out the same Ctrl-C for half a second: a launcher may signal each process",
+                "at a `KeyboardInterrupt` that ends the script, and at its end",
+                "a handler of the script",
+                _HOOKS,
+                ("signal.signal",),
+            ),
+            Patch(
                 "`sys.excepthook`, once more",
                 "prints a hint after the traceback, where there is one",
                 "`init()`, and the start of Python below the wrapper",

@@ -60,8 +60,8 @@ def test_program_on_stdin_of_several_starts_is_refused(run: Run, options: str, p
 
 def test_empty_command_is_named(run: Run) -> None:
     ended = run(sys.executable, "-m", "distboot", "run", "--", "")
-    assert ended.returncode == 2
-    assert "error[usage]: the command after '--' is empty" in ended.stderr
+    assert ended.returncode == 127
+    assert "error[command-not-found]: the command after '--' is empty" in ended.stderr
 
 
 def test_files_of_the_wrapper_stay_its_own(run: Run) -> None:

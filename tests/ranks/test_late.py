@@ -230,7 +230,7 @@ def test_idle_ranks_at_the_same_places_stand_still() -> None:
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
-def test_rank_whose_script_is_over_is_late_if_no_other_is() -> None:
+def test_rank_at_its_end_is_late_last() -> None:
     left = replace(at(3, Stacks(state="at the end of its script")), idle=AFTER)
     waits = at(8, REDUCES)
     assert find_late({0: waits, 1: left, 2: waits}, {}, AFTER) == Late([1], [0, 2], "0")
@@ -240,7 +240,7 @@ def test_rank_whose_script_is_over_is_late_if_no_other_is() -> None:
     assert find_late({0: waits, 1: replace(left, steps=3), 2: steps}, {}, AFTER) == Late([2], [0])
 
 
-def test_rank_whose_thread_is_at_no_key_is_late() -> None:
+def test_rank_with_no_thread_at_key_is_late() -> None:
     """The main thread, which is shown, waits for the one that trains, in each rank."""
     joins = at(0, COMPUTES)
     waits = replace(joins, is_at_key=True)
