@@ -78,7 +78,7 @@ class Stopping:
             self.has_answered = False
             self._send_term()
             self._asked_at = now
-            self._of.loop.call_at(now + _POLLING, self._end_waiting)
+            self._of.loop.call_at(now + _UNANSWERED, self._end_waiting)
         else:
             self.external_signal = int(signal.SIGTERM)
             self.hold_term(now)
@@ -151,20 +151,15 @@ class Stopping:
             return
         if self.ending == signal.SIGKILL or self._of.shell.stops.is_told(self._of.rank):
             return
+        timeout = _UNANSWERED
+        if self.has_answered:
+            timeout = self._of.shell.stops.limit
         now = time.monotonic()
-        if now < self._asked_at + self._time_to_answer() or self._is_busy():
+        if now < self._asked_at + timeout or self._is_busy():
             self._of.loop.call_at(now + _POLLING, self._end_waiting)
             return
         self._of.shell.stops.end(self._of.rank)
         self._of.loop.call_at(now + _POLLING, self._kill_waiting)
-
-    def _time_to_answer(self) -> float:
-        """Seconds for the script to read `ctx.preempted`; none where it is known to wait for a rank."""
-        if self._of.rank in self._of.shell.facts.waits:
-            return 0.0
-        if self.has_answered:
-            return self._of.shell.stops.limit
-        return _UNANSWERED
 
     def _kill_waiting(self) -> None:
         """Kill it if not even a thread of Python runs, as the call holds the lock."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from .. import frameworks
 from ..agent import supervisor
 from ..agent.child import Command
+from ..agent.wrapper_signals import WAITED_FOR
 from ..base.commands import become
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.internal_variables import RANK
@@ -206,7 +207,8 @@ class Rounds(NamedTuple):
 
     def _stopping_signals(self) -> set[int]:
         """The signals that stop a job, also between two rounds."""
-        found = {*FROM_OUTSIDE, *self.settings.stop_signals}
+        # Those that the wrapper does not wait for never reach the ranks
+        found: set[int] = {*FROM_OUTSIDE, *WAITED_FOR.intersection(self.settings.stop_signals)}
         if self.settings.quit_shows:
             found.discard(signal.SIGQUIT)
         return found

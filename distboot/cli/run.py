@@ -216,6 +216,7 @@ def _run_in_job(
     from ..agent import launcher_process
     from ..agent.launcher_signals import warn_of_signals
     from ..agent.restarts import Restarts
+    from ..agent.wrapper_signals import WAITED_FOR
     from .rounds import Rounds
 
     restart_settings = launch.options.restarts
@@ -234,7 +235,9 @@ def _run_in_job(
     )
     launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
     if restart_settings.most:  # else they would end this process between two rounds
-        restarts.heed(settings.stop_signals)
+        restarts.heed(WAITED_FOR.intersection(settings.stop_signals))
+        if settings.quit_shows:
+            restarts.outlived({int(signal.SIGQUIT)})
         restarts.outlived({int(signal.SIGUSR1), int(signal.SIGUSR2)} - {*settings.stop_signals})
     rounds = Rounds(launch, placement, settings, restarts, ranks, launcher)
     return rounds.run_all(problem, logs)

@@ -20,11 +20,13 @@ from .shell_text import SHEBANG, beginning
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = pattern(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
+_NO_OPTION = pattern(r"-|[^-].*|", re.DOTALL)  # a script, or stdin
 # A flag that keeps Python from running `sitecustomize`, before any flag that takes a value
 _HIDING_FLAG = pattern("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 # -m, -mdistboot, or -Im with its flag `-I`; other options take a value, which may have an m
 _MODULE_OPTION = pattern(r"(-[^-mcWX]+)?-?m")
 _OPTION_BEFORE_VALUE = pattern(r"-[^-mc]*[WX]|--check-hash-based-pycs")
+_OF_PYTHON_ITSELF = {"-V", "-VV", "--version", "-h", "--help"}
 _VERSION = "0123456789."  # characters after `python` in the name of its program
 _BEGINNINGS = ("-m", "--module", "--")  # of what is not the path of a script
 
@@ -52,19 +54,32 @@ class Target(NamedTuple):
 
         Empty if the command is not a Python, or if that reads its program from -c or stdin.
         """
+        words = self._after_options
+        if words[:1] in (["-c"], ["-"]):
+            return []
+        return words
+
+    @property
+    def is_on_stdin(self) -> bool:
+        """Whether a Python reads its program from stdin: `python -`, or without a script."""
+        if _OF_PYTHON_ITSELF.intersection(self.words):
+            return False
+        return self._is_python and self._after_options[:1] in ([], ["-"])
+
+    @property
+    def _after_options(self) -> list[str]:
+        """What follows the options of a Python: a script, `-m` with a module, `-c` or `-`."""
         if not self._is_python:
             return []
         words = self.words[1:]
         while words:
             first = words[0]
-            if not first.startswith("-"):
+            if _NO_OPTION.fullmatch(first):
                 return words
             option, value = _python_option(first)
             words = words[1:]
-            if option == "m":
-                return ["-m", *filter(None, [value]), *words]
-            if option == "c" or first == "-":
-                return []
+            if option in ("c", "m"):
+                return [f"-{option}", *filter(None, [value]), *words]
             if option and not value:
                 words = words[1:]
         return []
@@ -92,14 +107,6 @@ class Target(NamedTuple):
             if flag is not None:
                 return f"-{flag[1]}"
         return ""
-
-    @property
-    def is_on_stdin(self) -> bool:
-        """Whether a Python reads its program from stdin: `python -`, or without a script."""
-        if not self._is_python:
-            return False
-        options = itertools.takewhile(lambda word: word.startswith("-"), self.words[1:])
-        return len(self.words) == 1 or "-" in options
 
     @property
     def _is_python(self) -> bool:

@@ -26,6 +26,7 @@ from ..script.exceptions import (
     Description,
     is_of_distboot,
     is_of_others,
+    speaks_of_peer,
 )
 
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -105,9 +106,10 @@ class UncaughtException:
         return received
 
 
-# The types of exceptions with which frameworks tell that a peer is gone: Gloo has a RuntimeError
-_OF_FRAMEWORKS = re.compile(
-    r"^(RuntimeError|SystemExit|(distboot|deepspeed|horovod|jax\w*|mpi4py|tensorflow|torch)\.)",
+# An exception with which a framework tells that a peer is gone: Gloo has a RuntimeError
+_OF_FRAMEWORK = re.compile(
+    r"^(?:RuntimeError|SystemExit"
+    r"|(?:distboot|deepspeed|horovod|jax\w*|mpi4py|tensorflow|torch)\.).*",
     re.MULTILINE,
 )
 _checked: Callable[[object], UncaughtException] = nested(UncaughtException)
@@ -174,9 +176,11 @@ class ExitStatus:
     @property
     def is_of_peer(self) -> bool:
         """Whether a framework tells that a peer is gone, and not a service that the script uses."""
-        types = f"{self._exception.type}\n{self._exception.excerpt}"
-        is_of_framework = _OF_FRAMEWORKS.search(types) is not None
-        return all((self.is_secondary, is_of_framework))
+        if not self.is_secondary:
+            return False
+        is_of_framework = _OF_FRAMEWORK.match(self._exception.type) is not None
+        told = _OF_FRAMEWORK.findall(self._exception.excerpt)
+        return is_of_framework or any(map(speaks_of_peer, told))
 
     @property
     def may_be_consequence(self) -> bool:

@@ -101,12 +101,13 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
 
     `positions` has all ranks that have answered; `before` has their positions some seconds earlier.
     """
+    late = _judge(positions, before, least)
     staying = dict(filter(_stays, positions.items()))
-    late = _judge(staying, before, least)
-    late_ranks = getattr(late, "ranks", [])
-    if late_ranks or len(staying) == len(positions):
+    if len(staying) == len(positions):
         return late
-    return _judge(positions, before, least)
+    without = _judge(staying, before, least)
+    names_both = without is not None and all(without[:2])
+    return without if names_both else late
 
 
 def _stays(rank_and_position: tuple[int, Position]) -> bool:

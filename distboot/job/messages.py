@@ -184,7 +184,9 @@ class Position:
         """Whether it is in a function that waits for other processes."""
         if self.stacks is None or self.is_held:
             return False
-        return self.is_at_key or waits(self.stacks)
+        if self.is_at_key and not self.is_counted:  # else its numbers say more
+            return True
+        return waits(self.stacks)
 
 
 # The check of all nodes, see `job/check`

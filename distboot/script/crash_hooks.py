@@ -182,7 +182,10 @@ def _uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if (
+            signal.getsignal(signal.SIGINT) is handle
+        ):  # else a hook in the block has set another one
+            signal.signal(signal.SIGINT, before)
 
 
 def exception_ends_script() -> bool:

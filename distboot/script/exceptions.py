@@ -411,6 +411,11 @@ def _has_any(text: str, phrases: Iterable[str]) -> bool:
     return any(phrase in text for phrase in phrases)
 
 
+def speaks_of_peer(text: str) -> bool:
+    """Whether an exception with this text tells that a peer is gone, or did not answer."""
+    return _has_any(text.lower(), GONE + WAITED)
+
+
 def _passes(trace: TracebackType | None, *files: str) -> bool:
     """Whether an exception has come through one of these files or folders."""
     for frame in _frames_of(trace):

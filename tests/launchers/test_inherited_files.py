@@ -58,6 +58,13 @@ def test_program_on_stdin_of_several_starts_is_refused(run: Run, options: str, p
     assert "the program of this Python is on stdin, which can be read once, and " in ended.stderr
 
 
+@pytest.mark.parametrize("words", ["-m json.tool -", "-mjson.tool -", "-c print(7) -", "-V"])
+def test_stdin_of_another_program_is_its_own(run: Run, words: str) -> None:
+    ours = [sys.executable, "-m", "distboot", "run", "--max-restarts", "1", "--", "python3"]
+    ended = run(*ours, *words.split())
+    assert "is on stdin" not in ended.stderr
+
+
 def test_empty_command_is_named(run: Run) -> None:
     ended = run(sys.executable, "-m", "distboot", "run", "--", "")
     assert ended.returncode == 127

@@ -235,6 +235,9 @@ def test_rank_at_its_end_is_late_last() -> None:
     waits = at(8, REDUCES)
     assert find_late({0: waits, 1: left, 2: waits}, {}, AFTER) == Late([1], [0, 2], "0")
     assert find_late({0: waits, 1: left, 2: at(7, LOADS)}, {}, AFTER) == Late([2], [0], "0")
+    backward = replace(at(10, BACKWARD), idle=AFTER)
+    late = find_late({0: backward, 1: backward, 2: left}, {}, AFTER)
+    assert late == Late([2], [0, 1], "0"), "its numbers prove it"
     steps = replace(at(0, LOADS), steps=4)
     waits = replace(at(0, REDUCES), steps=4)
     assert find_late({0: waits, 1: replace(left, steps=3), 2: steps}, {}, AFTER) == Late([2], [0])
@@ -246,6 +249,8 @@ def test_rank_with_no_thread_at_key_is_late() -> None:
     waits = replace(joins, is_at_key=True)
     positions = {0: waits, 1: joins, 2: waits}
     assert find_late(positions, {}, AFTER) == Late([1], [0, 2])
+    late_by_number = {0: at(10, REDUCES), 1: replace(at(9, LOADS), is_at_key=True)}
+    assert find_late(late_by_number, {}, AFTER) == Late([1], [0], "0")
     stopped = replace(waits, stacks=STOPPED)
     assert find_late({**positions, 2: stopped}, {}, AFTER) == Late([1, 2], [0])
 

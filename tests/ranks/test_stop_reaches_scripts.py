@@ -194,7 +194,6 @@ WAITING = {
     "lock_in_c(ctypes.PyDLL(None))": 137,  # no thread of Python runs
     "lock()": 143,
     "time.sleep(50)": 143,
-    "ctx.barrier()": 143,  # without an exception
 }
 SAVING = ("save()", "handle()", "work()")
 

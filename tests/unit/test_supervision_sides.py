@@ -52,6 +52,16 @@ WRAPPED = replace(
 )
 OF_A_SERVICE = raised("ConnectionRefusedError: [Errno 111] Connection refused", when=1.0)
 
+OF_A_SERVICE_AFTER_ANOTHER = replace(
+    OF_A_SERVICE,
+    exception=UncaughtException(
+        is_secondary=True,
+        type="ConnectionRefusedError",
+        message="[Errno 111] Connection refused",
+        excerpt="torch.OutOfMemoryError: CUDA out of memory\n\nConnectionRefusedError: [Errno 111]",
+    ),
+)
+
 
 class Job:
     """One side of failure detection, the raw other ends of its connections by rank, and what it has printed."""
@@ -161,6 +171,11 @@ ORDERS = {
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(WRAPPED)), 1],
         "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a",
         1,
+    ),
+    "ended-well-beside-a-service-after-another-error": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE_AFTER_ANOTHER)), 1],
+        "rank 3 failed first: uncaught exception: ConnectionRefusedError: [Errno 111] Connection refused, on host-1",
+        0,
     ),
     "consequences-alone": (  # none of which ends before it has heard what the other one may explain
         [SPEAKS_OF_A_PEER, (3, Exiting()), (2, Failing(OF_A_PEER)), (2, Exiting()), 1],
