@@ -165,26 +165,22 @@ def _uninterrupted() -> Iterator[None]:
     One that comes later interrupts the block, which may call a hook of the script's own.
     """
     import signal
-    import threading
 
     before = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before is not signal.default_int_handler:
-        yield
-        return
     until = time.monotonic() + _SAME_INTERRUPT
 
     def handle(number: int, frame: FrameType | None) -> None:
         if time.monotonic() > until:
             signal.default_int_handler(number, frame)
 
-    signal.signal(signal.SIGINT, handle)
+    with suppress(ValueError):  # only the main thread sets handlers
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
-        if (
-            signal.getsignal(signal.SIGINT) is handle
-        ):  # else a hook in the block has set another one
+        # Else there was a handler of the script, or a hook in the block has set one
+        if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, before)
 
 
