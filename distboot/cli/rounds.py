@@ -32,6 +32,7 @@ from .launch import Launch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ..agent.event_files import EventFiles
     from ..agent.in_wrapper import WrapperAgent
@@ -132,6 +133,28 @@ class Rounds(NamedTuple):
     ) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
         from ..agent.in_wrapper import WrapperAgent
+
+        restarts = self.restarts
+        with (
+            report.despite_signals(is_printed=self.placement.rank == 0),
+            self._meeting(report, problem, files) as job,
+            report.until_watched(job),
+            with_too_few_files(),
+            WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
+        ):
+            code = self._run_ranks(job, watch, report, logs)
+            cause = watch.next_round
+        if cause is not None:
+            restarts.ended(cause, watch.agents())
+        return code
+
+    def _meeting(
+        self,
+        report: StartReport,
+        problem: DistbootError | None,
+        files: EventFiles | None,
+    ) -> AbstractContextManager[Session]:
+        """All agents meet, and learn of the problem of this one."""
         from ..agent.meet import join_here
 
         options = self.launch.options
@@ -142,68 +165,66 @@ class Rounds(NamedTuple):
         if restarts.round:
             ending = options.grace
             delay = options.restarts.delay
-        reported: dict[str, Any] = {
-            "framework": options.framework,
-            "problem": problem,
-            "ranks": self.ranks,
-            "round": restarts.round,
-            "max_restarts": options.restarts.most,
-            "earlier": restarts.earlier,
-            "ending": ending,
-            "delay": delay,
-        }
-
-        if files is not None:
-            reported["record"] = files.record
         join_timeout = options.join_timeout + ending + delay
         if problem is not None and restarts.round:
             join_timeout = _LEAVING
-        with (
-            report.despite_signals(is_printed=self.placement.rank == 0),
-            join_here(
-                self.placement,
-                self.launch.environ,
-                join_timeout,
-                failed=report.ended,
-                wanted=self._while_meeting,
-                met=restarts.meets_no_more,
-                **reported,
-            ) as job,
-            report.until_watched(job),
-            with_too_few_files(),
-            WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
-        ):
-            assert job.joined is not None
-            bound = self._bound(job, watch.ranks)
-            environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
-            job.joined.close_listener()
-            most_files = job.joined.open_files
-            if options.exec:
-                watch.leave_job()
-                become(
-                    self.launch.words(environs[0]),
-                    environs[0],
-                    open_files=most_files,
-                    cpus=bound[watch.ranks[0]],
-                )
-            if not self.settings.detects:
-                report.ended(job, None)
-            read_by = LAUNCHERS[self.placement.launcher].read_by
-            if "tensorflow" in (options.framework, *read_by):
-                watch.only_serves_rank_0 = has_servers(environs[0])
-            if options.restarts.most:
-                restarts.heed(self._stopping_signals())
-            code = supervisor.run(
-                self._commands(watch, environs, bound, logs),
-                grace=options.grace,
+        reported: dict[str, Any] = {}
+        if files is not None:
+            reported["record"] = files.record
+        return join_here(
+            self.placement,
+            self.launch.environ,
+            join_timeout,
+            failed=report.ended,
+            wanted=self._while_meeting,
+            met=restarts.meets_no_more,
+            framework=options.framework,
+            problem=problem,
+            ranks=self.ranks,
+            round=restarts.round,
+            max_restarts=options.restarts.most,
+            earlier=restarts.earlier,
+            ending=ending,
+            delay=delay,
+            **reported,
+        )
+
+    def _run_ranks(
+        self,
+        job: Session,
+        watch: WrapperAgent,
+        report: StartReport,
+        logs: Logs | None,
+    ) -> int:
+        """Start the ranks of this agent, once all have met, and wait for their end: the exit code."""
+        assert job.joined is not None
+        options = self.launch.options
+        bound = self._bound(job, watch.ranks)
+        environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
+        job.joined.close_listener()
+        most_files = job.joined.open_files
+        if options.exec:
+            watch.leave_job()
+            become(
+                self.launch.words(environs[0]),
+                environs[0],
                 open_files=most_files,
-                watch=watch,
-                earlier=restarts.take_stop(),
+                cpus=bound[watch.ranks[0]],
             )
-            cause = watch.next_round
-        if cause is not None:
-            restarts.ended(cause, watch.agents())
-        return code
+        if not self.settings.detects:
+            report.ended(job, None)
+        read_by = LAUNCHERS[self.placement.launcher].read_by
+        if "tensorflow" in (options.framework, *read_by):
+            watch.only_serves_rank_0 = has_servers(environs[0])
+        if options.restarts.most:
+            self.restarts.heed(self._stopping_signals())
+        return supervisor.run(
+            self._commands(watch, environs, bound, logs),
+            grace=options.grace,
+            open_files=most_files,
+            watch=watch,
+            earlier=self.restarts.take_stop(),
+        )
 
     def _stopping_signals(self) -> set[int]:
         """The signals that stop a job, also between two rounds."""
