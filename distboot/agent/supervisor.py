@@ -35,7 +35,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -82,7 +82,6 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
     os.kill(os.getpid(), earlier)  # which waits until the children run; 0 is none
     children: dict[int, Command] = {}  # by process id
-    pids: dict[int, int] = {}  # by rank
     try:
         spared = _children_before(watch)
         for command in commands:
@@ -93,16 +92,7 @@ def run(
                 open_files=open_files,
             )
             children[pid] = command
-            pids[command.rank] = pid
-        done = partial(
-            signal.pthread_kill,
-            threading.get_ident(),
-            signal.SIGCHLD,
-        )
-        for each in logs:
-            each.start(done)
-        if watch is not None:
-            watch.start(pids, done, shares_keys=shared_group)
+        _start_helpers(children, logs, watch, shared_group=shared_group)
         supervision = _Supervision(
             children,
             logs,
@@ -122,6 +112,26 @@ def run(
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_helpers(
+    children: Mapping[int, Command],
+    logs: Sequence[Logs],
+    watch: WrapperAgent | None,
+    *,
+    shared_group: bool,
+) -> None:
+    """Start the threads beside the loop, which each wake it up when they are done."""
+    done = partial(
+        signal.pthread_kill,
+        threading.get_ident(),
+        signal.SIGCHLD,
+    )
+    for each in logs:
+        each.start(done)
+    if watch is not None:
+        pids = {command.rank: pid for pid, command in children.items()}
+        watch.start(pids, done, shares_keys=shared_group)
 
 
 def _children_before(watch: WrapperAgent | None) -> set[int]:
