@@ -144,13 +144,13 @@ class AgentLink:
         with suppress(DistbootError):  # the agent may have ended
             self.ask(Leave(), _ATTACH, Listening)
         if self._ends_with_context:
-            self._close()
+            self.close()
 
     def end(self) -> None:
         """The agent is not needed any more."""
         if os.getpid() == self._process:
             self.tell(Finish())
-            self._close()
+            self.close()
 
     def attach(self, token: str) -> JoinResult:
         """Authenticate to the agent of the wrapper."""
@@ -201,7 +201,8 @@ class AgentLink:
         self._connection.settimeout(limit)
         return self._connection
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """The agent is left alone; it may stay."""
         with suppress(OSError):
             connection = self._open(0.0)
             connection.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -295,10 +295,10 @@ class Rounds(NamedTuple):
             session, base = _session_and_environ_for_rank(job, rank, base)
         base |= session.shared_variables(base)
         placement = session.placement
-        session.link = watch.link(placement.rank)
         is_torchruns = LAUNCHERS[placement.launcher].serves_master_port
         counts = self.restarts.variables(base)
-        others = frameworks.exports(self.launch.options.framework, session, base)
+        with closing(watch.link(placement.rank)) as session.link:
+            others = frameworks.exports(self.launch.options.framework, session, base)
         if not is_torchruns:  # else one of them would show that torchrun has started the script
             others |= counts
         exports = self.launch.exports(placement, base, others=others, met=True, bound=bound[rank])

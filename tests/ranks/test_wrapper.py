@@ -200,3 +200,9 @@ print("all", flush=True)
 os._exit(0)
 """
     assert run(sys.executable, "-c", script).stdout == "all\n"
+
+
+def test_development_mode_finds_nothing_left_open(distboot: Run) -> None:
+    result = distboot("--nproc-per-node", "2", "--", "true", env={"PYTHONDEVMODE": "1"})
+    assert "Warning" not in result.stderr
+    assert result.returncode == 0
