@@ -15,6 +15,6 @@ if __name__ == "__main__":
     from .cli.main import main
 
     code = main(sys.argv[1:])
-    # All that we had to say is written. To take the interpreter apart would last a quarter of its start, and the
-    # launcher would wait for that, too.
+    # All that we had to say is written. To end the interpreter takes a quarter as long as to start it, and the
+    # launcher would wait for that.
     os._exit(code)

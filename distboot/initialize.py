@@ -179,7 +179,7 @@ def _new(
     launcher: str | None,
     join_timeout: float | timedelta | None,
 ) -> Current:
-    """Start the framework."""
+    """Detect the placement, check the settings, let the ranks meet, and start the framework."""
     environ = os.environ  # which everything below is given
     called = time.time()
     placement = detect_here(environ, launcher=launcher)

@@ -115,7 +115,7 @@ class LauncherProcess:
 
 
 def find(pid: int, programs: Sequence[str]) -> LauncherProcess | None:
-    """The nearest process above this one that runs one of these programs.
+    """The nearest process above a process that runs one of these programs.
 
     None if there is none, or if it cannot be seen.
     """

@@ -214,7 +214,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (OSError, ProtocolError) as error:
-        problem = f"the monitor process of this rank cannot be asked: {_how(error)}"
+        problem = f"the monitor process of this rank gave no answer: {_how(error)}"
         raise DistbootError(
             "rank-failed",
             problem,

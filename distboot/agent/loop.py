@@ -136,6 +136,6 @@ class EventLoop:
         last = ours[-1]
         place = f"{os.path.basename(last.filename)}:{last.lineno}"
         bug = f"{type(error).__name__}: {first_line(error)} ({place})"
-        what = "this rank continues without failure detection, because of a bug in it"
+        what = "this rank continues without failure detection, because of a bug in distboot"
         self._shell.say(f"warning: {what}: {bug}")
         self._shell.leave(gave_up=True)

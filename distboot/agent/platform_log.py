@@ -34,9 +34,9 @@ def write(text: str, *, replaces: bool = False) -> None:
         _write_file(_KUBERNETES, 0, data, replaces=replaces)
     with suppress(OSError, ImportError):
         # Here, as a sidecar needs nothing else of detection
-        from ..detection.placement import recognise
+        from ..detection.placement import recognize
 
-        platform = recognise(os.environ)
+        platform = recognize(os.environ)
         if platform is not None and platform.name == "sagemaker":
             _write_file(_SAGEMAKER, os.O_CREAT, data, replaces=replaces)
 

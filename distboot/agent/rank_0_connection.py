@@ -189,7 +189,7 @@ class Rank0Connection:
         if unreachable_for:
             self.reachable(connection, unreachable_for, now)
         else:
-            self._shell.say(f"{self.job.name} is connected again")
+            self._shell.say(f"{self.job.name} reconnected")
 
     def _refused(
         self,
@@ -199,7 +199,9 @@ class Rank0Connection:
     ) -> None:
         if not connection.is_closed:
             raise ProtocolError("sends Refused, which is only an answer")
-        self.lose(connection, f"it did not take this rank back: {escape_control(message.why)}", now)
+        self.lose(
+            connection, f"it refused to let this rank reconnect: {escape_control(message.why)}", now
+        )
 
     # A connection that is silent
 
@@ -240,7 +242,7 @@ class Rank0Connection:
     ) -> None:
         self._link.unreachable_since = None
         self.returning.stop()
-        self._shell.say(f"{self.job.name} answers again, after {after}")
+        self._shell.say(f"{self.job.name} answered again after {after}")
 
     # Rank 0 is gone
 

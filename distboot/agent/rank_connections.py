@@ -139,7 +139,7 @@ class RankConnections:
             return
         member = self._members.get(rank)
         if member is None or member.connection is not connection:
-            raise ProtocolError(f"speaks for rank {rank}, which is not its own")
+            raise ProtocolError(f"sent a message for rank {rank}, which is not one of its own")
         self._shell.take(rank, message, now)
 
     # Ends
@@ -248,7 +248,7 @@ class RankConnections:
         if unreachable_for:
             self.reachable(connection, unreachable_for, now)
         elif connection in self._returning:
-            self._shell.say(f"{self._ranks_of(connection)} has connected again")
+            self._shell.say(f"{self._ranks_of(connection)} reconnected")
         self._returned(connection, now)
 
     def _returned(self, connection: HeartbeatConnection, now: float) -> None:
@@ -292,7 +292,7 @@ class RankConnections:
     ) -> None:
         for member in self.peers.members[connection]:
             self._shell.apply(self.job.reachable(member.rank, now), now)
-        self._shell.say(f"{self._ranks_of(connection)} answers again, after {after}")
+        self._shell.say(f"{self._ranks_of(connection)} answered again after {after}")
 
     def abandon(
         self,
@@ -300,7 +300,7 @@ class RankConnections:
         why: str,
         now: float,
     ) -> None:
-        text = f"warning: {self._ranks_of(connection)} {why}; it is not watched any more"
+        text = f"warning: {self._ranks_of(connection)} {why}; failure detection is off for it"
         members = self.peers.members[connection]
         self.peers.abandon(connection)
         for member in members:

@@ -334,7 +334,7 @@ class ScriptServer:
         error = DistbootError(
             "usage",
             f"{wait.key.text}: this rank closed its context while it waited",
-            "close it once no thread waits any more",
+            "close it after all threads have left barrier() and main_first()",
         )
         wait.reply(Failed(as_problem(error), wait.key))
 

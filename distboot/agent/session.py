@@ -34,7 +34,7 @@ _NOT_MET = JoinResult(Membership((), ()))
 
 
 class Session:
-    """All ranks have met, or were not to."""
+    """What this process knows of its job, from before the ranks meet until it ends."""
 
     def __init__(self, placement: Placement, join_timeout: float) -> None:
         # Exact once the ranks have met, with the address and port where rank 0 was reached
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def interface(self) -> str | None:
-        """The one that leads to the other nodes; None if there are none, or if it is unknown."""
+        """The network interface toward the other nodes; None if there are none, or if it is unknown."""
         return self.result.interface
 
     @property

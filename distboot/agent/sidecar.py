@@ -50,6 +50,7 @@ _IGNORED = (
     "SIGQUIT",
     "SIGUSR1",
     "SIGUSR2",
+    "SIGXCPU",
     "SIGALRM",
 )
 
@@ -111,7 +112,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
             _watch(begin, control, agent, launcher)
     except DistbootError as error:  # the script is told that this process has ended
         who = f"rank {begin.plan.own.rank}"
-        log_line(who, f"its monitor process ends: {error.message}: {error.hint}")
+        log_line(who, f"the monitor process of this rank ends: {error.message}: {error.hint}")
         return
     script.let_go()
     joined.close()

@@ -94,7 +94,9 @@ class Sidecar:
             try:
                 report_exit_code(self._status)
             except (OSError, AttributeError) as error:
-                log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
+                log_line(
+                    self._who, f"warning: rank 0 may learn the exit code of this rank late: {error}"
+                )
             crash_hooks.install(self._reports, term=True)
             crash_hooks.is_of_another = lambda: bool(self._ask(crash_hooks.ASK_FIRST))
             progress.install()

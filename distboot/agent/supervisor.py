@@ -1,7 +1,7 @@
 """The supervisor of the wrapper's children: it starts them, passes signals on, and waits for them.
 
 The whole job is one loop on `sigwait`, as in dumb-init: the signals are blocked before a child
-exists and taken one by one, so that none is lost and no handler runs at a bad moment. It also holds
+exists and taken one by one, so that none is lost and no handler runs at a bad moment. It also works
 as process 1, where the kernel drops a signal that is neither handled nor blocked, and where the
 orphans of others have to be reaped.
 
@@ -10,9 +10,9 @@ What each signal does, while a child runs:
 - SIGCHLD: reap. A helper thread (the agent, the readers of the output) sends it, too, when it is
   done: the loop looks again whether all is over.
 - SIGTERM is passed on, and starts the grace, after which SIGALRM kills. If the agent can tell the
-  script by `ctx.preempted`, the agent holds it back, and counts the grace itself. A second SIGTERM
+  script by `ctx.preempted`, the agent holds it back, and times the grace itself. A second SIGTERM
   is always passed on.
-- SIGINT, SIGHUP, SIGQUIT are passed on. What they ask for is the script's to say: a script may
+- SIGINT, SIGHUP, SIGQUIT are passed on. The script decides what they mean: a script may
   handle SIGHUP as "reload". So they count as a request to end only once they have ended a child. A
   script that ends in its own way within the grace after SIGINT has been stopped by it, too.
 - What the terminal sends to its foreground group has reached the child already, if it shares that

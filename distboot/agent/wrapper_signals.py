@@ -13,6 +13,7 @@ WAITED_FOR = {
     *FROM_OUTSIDE,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    signal.SIGXCPU,
     signal.SIGCONT,
     signal.SIGWINCH,
     signal.SIGCHLD,

@@ -69,9 +69,9 @@ SETTINGS = (
     ),
     Setting(
         "DISTBOOT_CHECK",
-        "once all ranks have joined, each node is looked at, and its link to the next one is "
-        "tried, for at most 3 seconds: `warn` names the nodes that are not as the others; `stop` "
-        "also ends the job then; `off`: no check. What rank 0 has counts for all",
+        "what to do once all ranks have joined: check each node and its link to the next one, for "
+        "at most 3 seconds. `warn` names the nodes that differ from the others; `stop` also ends the "
+        "job then; `off` skips the check. The value of rank 0 counts for all",
         default="warn",
         read=readers.one_of("off", "warn", "stop"),
         option="--check",
@@ -81,7 +81,7 @@ SETTINGS = (
     Setting(
         "DISTBOOT_SHARE_ENV",
         "variables that a rank takes from rank 0 where it has none, with commas, such as "
-        "`HF_*,MODEL_DIR`; on all ranks. Never what may be a secret, or is of one process or host",
+        "`HF_*,MODEL_DIR`; on all ranks. Never a secret, or a variable of one process or host",
         read=readers.name_patterns,
         unset=(),
         option="--share-env",
@@ -230,7 +230,7 @@ SETTINGS = (
     ),
     Setting(
         "DISTBOOT_STOP_BEFORE_END",
-        "how long before the end of the job it is asked to stop",
+        "how long before its end the job is asked to stop",
         unit="seconds",
         read=readers.seconds,
         page="../how-to/stopping.md",
@@ -423,8 +423,8 @@ def _job_end(environ: Mapping[str, str]) -> Given:
             return given_by_variable(name, text)
     raise DistbootError(
         "broken-environment",
-        "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: "
-        "SLURM_JOB_END_TIME is missing",
+        "DISTBOOT_STOP_BEFORE_END is set, but the end of the job is unknown: "
+        "DISTBOOT_JOB_END_TIME and SLURM_JOB_END_TIME are missing",
         "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it",
     )
 
@@ -515,7 +515,7 @@ def _refuse_hang_unwatched(environ: Mapping[str, str]) -> None:
     if switch:
         raise DistbootError(
             "broken-environment",
-            f"DISTBOOT_HANG=stop needs what {switch}=0 switches off: agents that see ranks wait",
+            f"DISTBOOT_HANG=stop needs failure detection, which {switch}=0 turns off",
             "unset one of them",
         )
 

@@ -49,7 +49,8 @@ def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str
         many = local_count
     raise DistbootError(
         "usage",
-        f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
+        f"--nproc-per-node needs one process per node, but {placement.launcher} started {many} on "
+        "this one",
         _REMEDY,
     )
 

@@ -136,7 +136,8 @@ def run_parser() -> Parser:
 def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNamespace, list[str]]:
     """The options of `run`, and the target with its arguments.
 
-    What the command is to know, too, is in `environ` then; what is not for the ranks is not.
+    Options that the ranks read, too, are copied into `environ`; what is for this wrapper alone is
+    removed from it.
     """
     has_no_options = bool(words) and begins_target(words[0])
     if has_no_options:
@@ -283,12 +284,11 @@ def _restarts_of(options: SimpleNamespace, environ: Mapping[str, str]) -> settin
         )
     switch = settings.unwatched_by(environ)
     if switch:
-        what = f"{restarts} needs what {switch}=0 switches off"
-        problem = f"{what}: the agents of all ranks know when one fails"
+        problem = f"{restarts} needs failure detection, which {switch}=0 turns off"
         raise DistbootError(
             "usage",
             problem,
-            f"unset {switch}, or give no restarts",
+            f"unset {switch}, or leave {restarts} out",
         )
     return found
 

@@ -218,7 +218,7 @@ def _no_script(script: str) -> DistbootError:
         return DistbootError("command-not-found", problem, hint)
     hint = "check the path"
     if not script.endswith(".py"):
-        meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
+        meant = did_you_mean(script, COMMANDS)
         hint = f"{meant}{hint}; {_after_dashes(script)}"
     return DistbootError("command-not-found", problem, hint)
 

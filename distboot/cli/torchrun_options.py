@@ -30,7 +30,7 @@ from ..detection.placement import Placement
 TITLE = "as torchrun has them, also with _ in place of -"
 OPTIONS = (
     "--nnodes N  number of nodes; on each of them this command is started once",
-    "--node-rank N  number of this node, from 0; without it, what has started this command says it",
+    "--node-rank N  number of this node, from 0; without it, the launcher numbers the nodes",
     "--master-addr HOST  host of node 0",
     "--master-port PORT  a port there",
     "--rdzv-endpoint HOST[:PORT]  both in one",
@@ -69,7 +69,7 @@ HINTS = {
     "--local-addr": "leave it out; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the interface",
     "--logs-specs": "see --log-dir and --log-prefix",
     "--numa-binding": "see --bind",
-    "--signals-to-handle": "leave it out: all signals are forwarded",
+    "--signals-to-handle": "leave it out: each signal that a launcher sends is forwarded",
     "--shutdown-timeout": "see --grace SECONDS",
     "--virtual-local-rank": "leave it out; CUDA_VISIBLE_DEVICES can show each rank one device",
     # torch.distributed.launch
@@ -211,7 +211,7 @@ def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
 def _unnumbered(nodes: int | None) -> DistbootError:
     return DistbootError(
         "usage",
-        f"--nnodes {nodes}, and nothing says which node this is",
+        f"--nnodes {nodes}, but --node-rank is missing, and no launcher numbers the nodes",
         "add --node-rank N, from 0 on, and --master-addr; or let a launcher start this command "
         f"once on each node (srun --ntasks={nodes or 'N'} --ntasks-per-node=1)",
     )

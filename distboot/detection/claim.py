@@ -43,7 +43,7 @@ def conflict(
     own = placement.launcher
     numbers = f"rank {placement.rank} of {placement.world_size} ({placement.sources['rank']})"
     hint = (
-        "name the one that started this very process, the last one typed: "
+        "name the launcher that started this process, the innermost one: "
         f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
         f"or clear {variables} if left over from a shell or an image"
     )

@@ -143,7 +143,7 @@ def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[
     is_one_node = has_one and launcher.nodes is not None
     if is_one_node:  # so that it has nothing to say
         return []
-    note = f"{names} ignored: they are not about this very process"
+    note = f"{names} ignored: they do not describe this process"
     return [note]
 
 
@@ -173,7 +173,7 @@ def _as_exported(environment: Environment) -> Placement:
     world_size = environment.outer.fields["world_size"]
     raise DistbootError(
         "broken-environment",
-        f"{name} says rank {rank} of {world_size}, and RANK and WORLD_SIZE are missing",
+        f"{name} is for rank {rank} of {world_size}, but RANK and WORLD_SIZE are missing",
         f"to pass them to a container: {container_env_hint('RANK', 'WORLD_SIZE')}; "
         f"else unset {name}",
     ).of(UNKNOWN_RANK)

@@ -31,7 +31,7 @@ from .placement import (
     Placement,
     Platform,
     names_one_job,
-    recognise,
+    recognize,
 )
 
 T = TypeVar("T")
@@ -45,8 +45,8 @@ _NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
 _REQUIRED = ("rank", "world_size")
 _UNKNOWN = dict.fromkeys(FIELDS)
 _REMEDY = (
-    "these variables come from the launcher; look for a script, image or shell that sets, clears "
-    "or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
+    "these variables come from the launcher: look for a script, image or shell that changes them, "
+    "or name the launcher with DISTBOOT_LAUNCHER"
 )
 
 
@@ -241,7 +241,7 @@ class EnvReader:
             raise self._error()
         if self.absent:
             absent = ", ".join(self.absent)
-            note = f"not set, so that what they say is unknown here: {absent}"
+            note = f"not set, and so unknown here: {absent}"
             self.notes.append(note)
         sources = self._sources
         in_order = {field: sources[field] for field in FIELDS if field in sources}
@@ -304,7 +304,7 @@ class EnvReader:
             self._check_numbers()
 
     def _locate_rank0(self) -> None:
-        platform = recognise(self.environ)
+        platform = recognize(self.environ)
         if platform is not None:
             marker = self.first(*platform.markers)
             self._record("platform", platform.name, marker)

@@ -220,7 +220,7 @@ def _no_address(placement: Placement) -> DistbootError:
         hint += "; or install mpi4py, which init() asks"
     return DistbootError(
         "no-master-addr",
-        f"{_size_of_job(placement)}, and nothing in the environment says on which host rank 0 is",
+        f"{_size_of_job(placement)}, but no variable names the host of rank 0",
         hint,
     )
 

@@ -44,7 +44,7 @@ def _unsupported(left_over: LeftOver, environ: Mapping[str, str]) -> DistbootErr
     return DistbootError(
         "unsupported-launcher",
         f"{variable(environ, left_over.name)} was set by {left_over.started_by}, so this process "
-        "may not be alone, but the environment does not have both its rank and the number of ranks",
+        "may not be alone, but its rank or the number of ranks is missing",
         f"{to_container}set RANK, WORLD_SIZE and LOCAL_RANK for every process and "
         "DISTBOOT_LAUNCHER=torch, or DISTBOOT_LAUNCHER=none if this process is alone",
     ).of(UNKNOWN_RANK)

@@ -54,7 +54,7 @@ def wrong_local_rank(arguments: Sequence[str], local_rank: int | str) -> str | N
             return (
                 f"warning: the arguments say {LOCAL_RANK}={given.value}, and the local rank is "
                 f"{local_rank}: the script may use another rank's device; "
-                "init(pass_local_rank=True) puts that right, and False removes the argument"
+                "init(pass_local_rank=True) corrects it; False removes the argument"
             )
     return None
 

@@ -31,8 +31,8 @@ def named(environment: Environment, name: str, option: str) -> Placement:
     raise DistbootError(
         "launcher-mismatch",
         f"{option}: {problem}",
-        "correct what is named, or remove the setting to let distboot find the launcher, or "
-        "start the job with that launcher; to containers, pass its rank and size",
+        "correct the name, or remove it to let distboot find the launcher, or start the job with "
+        "that launcher; in a container, pass its variables of rank and size",
     ).of(UNKNOWN_RANK)
 
 

@@ -61,9 +61,9 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
     _launcher("flux", "FLUX"),
     _launcher("slurm", "SLURM"),
     _launcher("pals", "PALS"),
-    # What all of these set, and nothing that says which: they come before, as they know more.
+    # PMI_RANK alone does not identify the launcher; those above set more.
     _launcher("pmi", "PMI"),
-    # The agent of a node clears what has started it. What a rank starts is one of those above.
+    # The agent of a node clears the variables of its own launcher. A launcher that a rank starts is one of those above.
     _launcher("distboot", "DISTBOOT"),
     # They number processes, and platforms that number nodes start one on each.
     _launcher("jax", "JAX"),
@@ -89,7 +89,7 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
     _platform("htcondor", "_CONDOR_PROCNO _CONDOR_NPROCS"),
     _launcher("tpu", "TPU MEGASCALE"),
     _launcher("vertex", "CLUSTER_SPEC"),
-    # The same with plain names, which a person may have set from those.
+    # The same with plain names, which a user may have set from the names above.
     _launcher("nodes", "NODE_RANK JOB_COMPLETION_INDEX"),
     # NODE_RANK and LOCAL_RANK without RANK: for torch that is half a launcher.
     _launcher("lightning", "LOCAL_RANK NODE_RANK"),

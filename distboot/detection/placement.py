@@ -241,7 +241,7 @@ def names_one_job(source: str | None) -> bool:
     return source not in (None, *JOB_IDS_OF_PLATFORMS)
 
 
-def recognise(environ: Mapping[str, str]) -> Platform | None:
+def recognize(environ: Mapping[str, str]) -> Platform | None:
     """The platform that owns this machine, or None."""
     marker = next(filter(environ.__contains__, _BY_MARKER), "")
     return _BY_MARKER.get(marker)

@@ -58,7 +58,7 @@ _HINT = (
     "start the job without that host (srun --exclude=HOST, or the hostfile of mpirun), or set "
     "DISTBOOT_CHECK=warn"
 )
-_NOT_IN_TIME = "its probe has not ended in time"
+_NOT_IN_TIME = "its link probe timed out"
 
 
 @dataclass
@@ -245,7 +245,7 @@ class CheckService(Service):
             self._nodes[number].probes.append(probe)
         findings = []
         for number in sorted(self._unseen):
-            text = f"its check has not ended within {LIMIT:g} s"
+            text = f"its check did not finish within {LIMIT:g} s"
             findings.append(Finding(number, text))
         seen = {node.number: node.seen for node in self._nodes if node.seen is not None}
         hosts = self._hosts

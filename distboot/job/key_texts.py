@@ -121,7 +121,7 @@ class KeyTexts:
         return DistbootError("missing-rank", text, _HINT_AT_IMPORT)
 
     def two_frameworks(self, rank: int, its: str, other: int, others: str) -> DistbootError:
-        text = f"rank {rank} is about to start {its}, and rank {other} {others}"
+        text = f"rank {rank} starts {its}, but rank {other} starts {others}"
         return DistbootError("membership-mismatch", text, _HINT_AT_FRAMEWORKS)
 
     # Parts

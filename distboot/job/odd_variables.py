@@ -29,7 +29,7 @@ def odd_variables(seen: Mapping[int, NodeSeen], hosts: Sequence[str]) -> list[st
             listed += f", and {more} more"
         where = ", ".join(hosts[node] for node in nodes[variables][:_MOST_NAMES])
         usual = hosts[nodes[ordered[0]][0]]
-        found.append(f"{where}: variables that are not as on {usual}: {listed}")
+        found.append(f"{where}: variables that differ from those on {usual}: {listed}")
     return found
 
 
@@ -42,7 +42,7 @@ def _different(here: Variables, usual: Variables) -> list[str]:
         names.add(name)
     found = []
     for name in sorted(names):
-        how = "another value"
+        how = "a different value"
         if name not in own:
             how = "not set"
         elif name not in others:

@@ -163,5 +163,7 @@ class StopService(Service):
             return
         text = f"{self._why}: all ranks stop at read {read} of ctx.preempted"
         if missing:
-            text += f"; without {ranks_said(missing)}, which did not say how far it is"
+            text += (
+                f"; {ranks_said(missing)} did not report in time, and may stop at a different read"
+            )
         self._emit(Say(text))

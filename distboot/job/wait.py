@@ -70,7 +70,7 @@ class Wait:
         length = f"{now - self.since:.0f} s"
         is_counted = all(self._positions[rank].is_counted for rank in late.witnesses)
         if not late.group and not is_counted:
-            length += ", to judge by the stacks"
+            length += ", judging by the stacks"
         places = self._places(late.ranks)
         there = _listed(places, "are")
         if not late.waiting:

@@ -335,7 +335,7 @@ class Coordinator:
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
-        text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
+        text = f"speaks version {version} of the protocol, but rank 0 speaks version {VERSION}"
         # The peer may not belong to this job, or is too late to end it.
         if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)

@@ -52,11 +52,11 @@ _UNPROVED = bytes(32)
 # By whether a frame has a MAC
 _SECRET_PROBLEMS = {
     False: "has no DISTBOOT_SECRET",
-    True: "has a DISTBOOT_SECRET, and {} has none",
+    True: "has a DISTBOOT_SECRET, but {} has none",
 }
 # By whether a frame before it on the connection was authentic
 _FORGED = {
-    False: "has another DISTBOOT_SECRET",
+    False: "has a different DISTBOOT_SECRET",
     True: "sends a message that was changed, repeated or reordered on its way",
 }
 _LARGEST = 1 << 32  # of any number
@@ -270,7 +270,7 @@ def decode(body: bytes, *kinds: type) -> Any:
     try:
         content = json.loads(body.decode())
     except (ValueError, RecursionError):
-        raise ProtocolError("sends no JSON") from None
+        raise ProtocolError("sends a message that is not JSON") from None
     kind = _kind_of(content, kinds)
     try:
         return _build(kind, content)
@@ -346,9 +346,7 @@ class Frames:
         while len(self._buffer) >= 4:
             length = self._length()
             if length > self.most:
-                raise ProtocolError(
-                    f"announces a message of {length} bytes, of at most {self.most}"
-                )
+                raise ProtocolError(f"announces a message of {length} bytes (limit: {self.most})")
             if len(self._buffer) < HEADER + length:
                 break
             flagged, round_, rank, mac = _HEADER.unpack_from(self._buffer)
@@ -370,7 +368,9 @@ class Frames:
             raise ProtocolError("sends what cannot be decompressed") from None
         is_complete = inflating.eof and not inflating.unconsumed_tail
         if not is_complete:
-            raise ProtocolError(f"sends a message of more than {self.most} bytes, or half of one")
+            raise ProtocolError(
+                f"sends a message of more than {self.most} bytes, or an incomplete one"
+            )
         return body
 
     def _length(self) -> int:

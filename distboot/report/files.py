@@ -140,7 +140,7 @@ def _write_special(path: str, data: bytes) -> None:
         poll.register(descriptor, select.POLLOUT)
         while data:
             if not poll.poll(_READER_TIMEOUT * 1000):
-                raise OSError(errno.ETIMEDOUT, "its reader has stopped to read")
+                raise OSError(errno.ETIMEDOUT, "its reader has stopped reading")
             written = os.write(descriptor, data)
             data = data[written:]
     finally:

@@ -127,7 +127,7 @@ def _headline_of_start(round_: Round, events: Sequence[Event]) -> str:
     at = utc(round_.last)
     return (
         f"still starting, or killed; {len(joined)} of {size} ranks had joined "
-        f"when the journal ends, at {at}"
+        f"when the journal ended, at {at}"
     )
 
 
@@ -137,7 +137,7 @@ def _headline_of_open(round_: Round, events: Sequence[Event], membership: Member
     at = utc(round_.last)
     return (
         f"{size_of(membership)}: still running, or killed; "
-        f"{running} had not ended when the journal ends, at {at}"
+        f"{running} had not ended when the journal ended, at {at}"
     )
 
 

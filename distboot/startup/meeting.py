@@ -64,7 +64,7 @@ class AgentAround(NamedTuple):
 def meet(
     call: Call, exported: EnvTransaction, around: AgentAround | None
 ) -> AbstractContextManager[Session]:
-    """All ranks together; where the rendezvous is off, what this process's environment proves."""
+    """Let the ranks meet. Without a rendezvous the session holds the placement alone."""
     if around is not None:
         return _with_wrapper(call, around)
     call, for_plan = _planned(call)
@@ -83,7 +83,8 @@ def meet(
         if report is not None:
             log_line(
                 call.placement.who,
-                f"warning: there will be no report {short_repr(report)}: DISTBOOT_RENDEZVOUS=0",
+                f"warning: {short_repr(report)} is not written: a report needs the rendezvous, "
+                "which DISTBOOT_RENDEZVOUS=0 turns off",
             )
         wait_until_resolves(call.placement, call.join_timeout)
         return nullcontext(alone(call.placement, call.join_timeout))

@@ -43,8 +43,7 @@ def refuse_spawned(placement: Placement) -> None:
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         raise DistbootError(
             "spawned-process",
-            "multiprocessing started this process, and nothing says which rank it is: it would be "
-            "rank 0 of 1",
+            "multiprocessing started this process without a rank: it would be rank 0 of 1",
             "start the ranks with python -m distboot --nproc-per-node N script.py, without "
             "mp.spawn; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process before "
             "init(); or DISTBOOT_LAUNCHER=none where each is to be alone",

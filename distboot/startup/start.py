@@ -143,6 +143,6 @@ def refuse_different(held: Current, options: frameworks.Options, launcher: str |
     if differences:
         log_line(
             who_of(held.context),
-            f"warning: init() was called again: {', '.join(differences)} has no effect, the first "
+            f"warning: init() was called again: {', '.join(differences)} has no effect; the first "
             "context stays",
         )

@@ -83,10 +83,7 @@ class StartReport:
         return list(filter(_has_no_handler, FROM_OUTSIDE))
 
     def ended(self, job: Session, error: BaseException | None) -> None:
-        """The ranks have not met or started, for this error.
-
-        Without one all have started, and how they end is not known.
-        """
+        """Report once that the start has failed with this error; None: all ranks have started."""
         tell = self.tell
         self.tell = None  # it is said once
         if tell is None:

@@ -187,7 +187,7 @@ def test_one_of_several_processes_starts_no_ranks(distboot: Run, environ: dict[s
         "run", "--nproc-per-node", "2", "--", "true", env={**environ, "MASTER_ADDR": "10.0.0.4"}
     )
     assert result.returncode == 2
-    assert "processes on this node" in result.stderr
+    assert "needs one process per node" in result.stderr
 
 
 def test_node_beside_one_with_several_processes_refuses(distboot: Run) -> None:

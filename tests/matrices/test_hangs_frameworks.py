@@ -33,12 +33,12 @@ FRAMEWORKS = [
     if row.ranks == 2 and row.name not in ("torch", "torch, through the wrapper")
 ]
 NAMED = (
-    r"waiting for rank 1 \(\S+\) for \d+ s(, to judge by the stacks)?: it is in "
+    r"waiting for rank 1 \(\S+\) for \d+ s(, judging by the stacks)?: it is in "
     r"load \(digits.py:8\); rank 0 wait"
 )
 # Python calls what JAX has compiled without a frame of JAX.
 ALL = (
-    r"no rank has moved for \d+ s, to judge by the stacks: rank 0 is in \S+ "
+    r"no rank has moved for \d+ s, judging by the stacks: rank 0 is in \S+ "
     r"\(\S+\), rank 1 is in load \(digits."
 )
 

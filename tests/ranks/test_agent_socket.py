@@ -223,7 +223,7 @@ except distboot.DistbootError as error:
     say(error.code, error.message)
 """
     said = (
-        r"^membership-mismatch .*rank \d is about to start \w+, and rank \d "
+        r"^membership-mismatch .*rank \d starts \w+, but rank \d starts "
         r"\w+$|^framework-not-installed .*mpi4py"
     )
     for output, code in wrapped(script + _MEET):
@@ -248,7 +248,7 @@ for one in (each for pair in pairs for each in pair):
         pass
 os._exit(0)
 """
-    why = "the monitor process of this rank cannot be asked: the script has closed its socket\n"
+    why = "the monitor process of this rank gave no answer: the script has closed its socket\n"
     assert wrapped(script) == [(why, 0)] * 2
 
 

@@ -316,7 +316,9 @@ def test_misspelled_setting_is_reported_once_without_value(distboot: Run) -> Non
 def test_hang_cannot_stop_an_unwatched_job(distboot: Run, switch: str, command: list[str]) -> None:
     refused = distboot(*command, env={"DISTBOOT_HANG": "stop", switch: "0"})
     assert refused.returncode == 78
-    assert f"DISTBOOT_HANG=stop needs what {switch}=0 switches off" in refused.stderr
+    assert (
+        f"DISTBOOT_HANG=stop needs failure detection, which {switch}=0 turns off" in refused.stderr
+    )
 
 
 def test_options_without_a_variable_are_known(distboot: Run) -> None:

@@ -12,6 +12,10 @@ def start(work):
     return thread
 """
 MEET = BEGIN + 'ctx = distboot.init("none", join_timeout=60, timeout=30)\n'
+WHILE_WAITING = (
+    "usage barrier(): this rank closed its context while it waited | "
+    "close it after all threads have left barrier() and main_first()"
+)
 
 
 def lines(output: str, *beginnings: str) -> list[str]:
@@ -85,7 +89,7 @@ else:
     (first, code), (second, code_1) = ranks(MEET + script, 2, *before)
     assert (code, code_1) == (0, 0)
     assert lines(first, "usage") == [
-        "usage barrier(): this rank closed its context while it waited | close it once no thread waits any more",
+        WHILE_WAITING,
         "usage barrier() after close() | call it before, or init() again",
         "usage local_main_first() after close() | call it before, or init() again",
     ], first

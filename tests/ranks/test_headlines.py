@@ -140,7 +140,7 @@ def test_variables_that_a_person_has_set_are_named(run: Run) -> None:
     text = run(sys.executable, "train.py", train=INIT, env=env).stderr
     assert (
         f"error[no-master-addr]: rank 0 on {HOST}: WORLD_SIZE=2, "
-        "and nothing in the environment says on which host rank 0 is\n"
+        "but no variable names the host of rank 0\n"
     ) in text
 
 

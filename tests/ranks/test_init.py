@@ -165,7 +165,7 @@ ctx.close()
 distboot.init("none", timeout=5).close()
 """
     done = run(sys.executable, "-c", script)
-    said = "warning: init() was called again: timeout=5.0 after timeout=None has no effect, the first context stays"
+    said = "warning: init() was called again: timeout=5.0 after timeout=None has no effect; the first context stays"
     assert (done.stdout, done.stderr) == ("True True\n", f"distboot: {said}\n")
 
 

@@ -223,7 +223,7 @@ def test_idle_ranks_at_the_same_places_stand_still() -> None:
     late = find_late(idle, idle, AFTER)
     assert late == Late([0, 1], [])
     assert described(late, idle) == (
-        "no rank has moved for 60 s, to judge by the stacks: rank 0 is in load_batch (data.py:41), "
+        "no rank has moved for 60 s, judging by the stacks: rank 0 is in load_batch (data.py:41), "
         "rank 1 is in step (train.py:9)"
     )
     assert find_late({**idle, 1: at(0, COMPUTES)}, idle, AFTER) is None

@@ -284,7 +284,7 @@ def test_frozen_agent_is_left_behind_and_named(start_init: Start) -> None:
     finally:
         os.kill(frozen, signal.SIGCONT)
     assert job.codes() == [0, 0, 0]
-    assert "without rank 2, which did not say how far it is" in job.output(0)
+    assert "rank 2 did not report in time, and may stop at a different read" in job.output(0)
 
 
 def sidecar_of(job: Job, rank: int) -> int:

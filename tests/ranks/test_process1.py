@@ -23,7 +23,7 @@ from process1 import (
     wrapped,
 )
 
-FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
+FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "WINCH", "CONT"]
 
 
 @in_modes(*IN_CONTAINERS, BARE)

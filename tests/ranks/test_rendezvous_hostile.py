@@ -334,8 +334,8 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "sends HTTP ('GET')"),
         (b"\xff" * 100, "does not use distboot's protocol: it begins with ff ff"),
         (framed("[1,2]"), "does not send the expected Hello"),
-        (framed("abc"), "sends no JSON"),
-        (framed("[" * 4000), "sends no JSON"),
+        (framed("abc"), "sends a message that is not JSON"),
+        (framed("[" * 4000), "sends a message that is not JSON"),
         (HELLO + OPEN.sign(Ready()), "does not send the expected WorkerInfo"),
         (HELLO + framed({"kind": "WorkerInfo"}), "sends a broken WorkerInfo"),
         *(
@@ -447,14 +447,14 @@ def test_secret_is_needed_on_both_sides(
     others = "battery staple"
     first = rank0(2, 20, ours)
     for wrong, why in (
-        (others, "has another DISTBOOT_SECRET"),
+        (others, "has a different DISTBOOT_SECRET"),
         ("", "has a DISTBOOT_SECRET, and this rank has none"),
     ):
         error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
         assert f"the process that listens there {why}" in error.message
     assert Rank(first.port, record(1, 2), 20, ours).met()
     said = capfd.readouterr().err
-    assert "the connecting process has another DISTBOOT_SECRET" in said
+    assert "the connecting process has a different DISTBOOT_SECRET" in said
     assert "the connecting process has no DISTBOOT_SECRET" in said
     said += repr(plan_for(record(0, 2), secret=ours)) + repr(Channel(ours))
     assert "horse" not in said

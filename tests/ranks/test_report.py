@@ -256,7 +256,10 @@ def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
 def test_report_that_cannot_be_had_is_said(distboot: Run, tmp_path: Path) -> None:
     done = distboot("--report", "job.json", "train.py", train="", env={"DISTBOOT_RENDEZVOUS": "0"})
     assert (done.returncode, (tmp_path / "job.json").exists()) == (0, False)
-    assert "warning: there will be no report: DISTBOOT_RENDEZVOUS=0" in done.stderr
+    assert (
+        "is not written: a report needs the rendezvous, which DISTBOOT_RENDEZVOUS=0 turns off"
+        in done.stderr
+    )
 
 
 def test_secret_is_passed_on_to_nobody(start: Start) -> None:

@@ -504,12 +504,12 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
         (
             ["--max-restarts", "1"],
             {"DISTBOOT_RENDEZVOUS": "0"},
-            "needs what DISTBOOT_RENDEZVOUS=0 switches off",
+            "needs failure detection, which DISTBOOT_RENDEZVOUS=0 turns off",
         ),
         (
             ["--max-restarts", "1"],
             {"DISTBOOT_FAILURE_DETECTION": "0"},
-            "DISTBOOT_FAILURE_DETECTION=0 switches off",
+            "DISTBOOT_FAILURE_DETECTION=0 turns off",
         ),
         (
             ["--max-restarts", "1", "--framework", "mpi"],

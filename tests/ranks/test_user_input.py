@@ -218,7 +218,7 @@ def test_second_init_names_a_different_launcher(run: Run) -> None:
     )
     assert said == (
         "distboot: warning: init() was called again: launcher='slurm' after launcher='single' has "
-        "no effect, the first context stays\n"
+        "no effect; the first context stays\n"
     )
 
 

@@ -374,7 +374,7 @@ STOP: dict[str, list[Row]] = {
         (
             Wait(10),
             [
-                f"{STOPS_AT_44}; without rank 2, which did not say how far it is",
+                f"{STOPS_AT_44}; rank 2 did not report in time, and may stop at a different read",
                 "all <- StopAt 44",
                 "record: stop_agreed",
             ],

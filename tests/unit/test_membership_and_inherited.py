@@ -270,7 +270,7 @@ def test_exports_count_where_launcher_variables_are_missing() -> None:
     )
     with pytest.raises(DistbootError) as refusal:
         detect({VARIABLE: exported[VARIABLE]})
-    assert "rank 1 of 4, and RANK and WORLD_SIZE are missing" in refusal.value.message
+    assert "rank 1 of 4, but RANK and WORLD_SIZE are missing" in refusal.value.message
 
 
 def test_launcher_named_to_wrapper_holds_for_script(distboot: Run) -> None:

@@ -266,9 +266,9 @@ def test_check_ends_after_three_seconds() -> None:
     assert [rank for rank, _ in job.probes] == [0, 1]
     job.wait(2.3)
     assert job.findings == [
-        "node-2: its check has not ended within 3 s",
-        "node-3: its check has not ended within 3 s",
-        "node-0: no node reaches the next one; node-1: its probe has not ended in time",
+        "node-2: its check did not finish within 3 s",
+        "node-3: its check did not finish within 3 s",
+        "node-0: no node reaches the next one; node-1: its link probe timed out",
     ]
 
 
@@ -360,9 +360,7 @@ def test_variables_of_one_host_are_named() -> None:
     odd = NodeSeen(variables=(("B", "3"), ("C", "4"), ("TOKEN", "")))
     job.see(node_0=usual, node_1=odd, node_2=usual)
     job.answer()
-    line = (
-        "node-1: variables that are not as on node-0: A (not set), B (another value), C (only here)"
-    )
+    line = "node-1: variables that differ from those on node-0: A (not set), B (a different value), C (only here)"
     assert job.said == [f"warning: {line}"]
     assert job.findings == []
     assert job.blamed == []

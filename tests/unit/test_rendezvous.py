@@ -325,7 +325,7 @@ def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     data = _channel(us="this rank").sign(record(1, 2))
     assert _taken(_channel(), data, WorkerInfo) == record(1, 2)
-    with pytest.raises(ProtocolError, match="has another DISTBOOT_SECRET"):
+    with pytest.raises(ProtocolError, match="has a different DISTBOOT_SECRET"):
         _taken(_channel(us="this rank"), data, WorkerInfo)  # which it has sent itself
     others: list[dict[str, Any]] = [
         {"challenge": "2"},
@@ -340,7 +340,7 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
         _taken(_channel(round=1), data, WorkerInfo)
     with pytest.raises(ProtocolError):
         _taken(_channel(), data.replace(b"openmpi", b"openmpj"), WorkerInfo)
-    with pytest.raises(ProtocolError, match="another DISTBOOT_SECRET"):
+    with pytest.raises(ProtocolError, match="a different DISTBOOT_SECRET"):
         _taken(_channel(round=1), data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
 
 

@@ -158,7 +158,7 @@ def test_agent_that_returns_in_time_is_no_failure(job: Job) -> None:
     job.come_back(received=1)
     job.turn(60)
     assert (job.first, JobState(job.log).failed) == (None, set())
-    assert job.said == ["rank 1 on host-1 (node 1, local rank 0, process 101) has connected again"]
+    assert job.said == ["rank 1 on host-1 (node 1, local rank 0, process 101) reconnected"]
 
 
 def test_agent_that_has_greeted_may_close_its_connection(job: Job) -> None:
@@ -257,7 +257,7 @@ def test_old_frames_are_refused_on_new_connections() -> None:
         job.peers[-1].sendall(old)
         job.read()
         assert job.side.facts.members[1].end is None
-        assert "it is not watched any more" in job.said[-1]
+        assert "failure detection is off for it" in job.said[-1]
 
 
 def test_agent_may_come_back_twice(job: Job) -> None:

@@ -134,8 +134,8 @@ def test_invalid_log_format_is_refused(distboot: Run) -> None:
         (
             {"DISTBOOT_STOP_BEFORE_END": "60"},
             (
-                "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: "
-                "SLURM_JOB_END_TIME is missing"
+                "DISTBOOT_STOP_BEFORE_END is set, but the end of the job is unknown: "
+                "DISTBOOT_JOB_END_TIME and SLURM_JOB_END_TIME are missing"
             ),
             "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it",
         ),

@@ -271,7 +271,7 @@ def test_garbage_is_reported_once_and_training_continues(
     assert running.said[0].startswith(
         "warning: rank 2 on host-1 (node 1, local rank 0, process 102) "
     )
-    assert running.said[0].endswith("; it is not watched any more")
+    assert running.said[0].endswith("; failure detection is off for it")
     assert reporter.said[0].endswith("this rank continues without failure detection")
     running.send(1, Exited(DIED))  # the others are still watched
     assert running.first == (1,)

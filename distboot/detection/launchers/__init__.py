@@ -78,7 +78,7 @@ class Launcher(NamedTuple):
     # Another variable that may be there as well -> the one that it must not contradict
     same: Mapping[str, str] = {}
     job_id: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
-    more: Callable[[EnvReader], None] = _nothing  # reads what is odd about it
+    more: Callable[[EnvReader], None] = _nothing  # reads what no other field describes
     # Which of the local rank and the node rank follow the order of ranks
     in_order: tuple[str, ...] = ("local_rank", "node_rank")
     nodes_are_hosts: bool = False  # whether its nodes cannot be two agents on one host

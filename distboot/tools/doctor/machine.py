@@ -15,7 +15,7 @@ from ...base.errors import DistbootError
 from ...base.table import first_that_holds
 from ...base.text import counted, is_address, without_mapping
 from ...detection.detect import detect
-from ...detection.placement import Placement, recognise
+from ...detection.placement import Placement, recognize
 from ...host import network
 
 _LOOK_UP_TIMEOUT = 0.3  # seconds
@@ -176,7 +176,7 @@ class Machine:
 
     def container(self) -> str | None:
         """What runs this container: "azureml", "kubernetes", "apptainer", "docker", or nothing."""
-        platform = getattr(recognise(self.environ), "name", None)
+        platform = getattr(recognize(self.environ), "name", None)
         variables = self.environ.keys()
         # systemd asks every container manager to set container=NAME, for example container=podman.
         # The advice for Docker fits systemd-nspawn, too.
