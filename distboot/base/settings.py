@@ -70,8 +70,8 @@ SETTINGS = (
     Setting(
         "DISTBOOT_CHECK",
         "what to do once all ranks have joined: check each node and its link to the next one, for "
-        "at most 3 seconds. `warn` names the nodes that differ from the others; `stop` also ends the "
-        "job then; `off` skips the check. The value of rank 0 counts for all",
+        "at most 3 seconds. `warn` names the nodes that differ from the others; `stop` also ends "
+        "the job then; `off` skips the check. The value of rank 0 counts for all",
         default="warn",
         read=readers.one_of("off", "warn", "stop"),
         option="--check",

@@ -117,7 +117,7 @@ LONG = framed(f'{{"x":[{"0," * 70_000}0]}}')
         (
             False,
             (70_000).to_bytes(4, "big"),
-            "announces a message of 70000 bytes, of at most 65536",
+            "announces a message of 70000 bytes (limit: 65536)",
         ),
         (True, altered(MEMBERS, hosts=5), ""),
         (True, OPEN.sign(MEMBERS)[:20] + b"x" + OPEN.sign(MEMBERS)[21:], ""),  # as with a secret
@@ -380,7 +380,8 @@ def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
     early = Rank(first.port, record(1, 3))
     (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
     assert said == Refused(
-        "the connecting process speaks version 99 of the protocol, and rank 0 2", incompatible=True
+        "the connecting process speaks version 99 of the protocol, but rank 0 speaks version 2",
+        incompatible=True,
     )
     for error in (first.failed(), early.failed()):
         assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
@@ -466,6 +467,6 @@ def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
     error = Rank(first.port, record(1, 2), 0.5, "correct horse").failed()
     assert "the process that listens there has no DISTBOOT_SECRET" in error.message
     assert (
-        "refused: the connecting process has a DISTBOOT_SECRET, and rank 0 has none"
+        "refused: the connecting process has a DISTBOOT_SECRET, but rank 0 has none"
         in first.failed().message
     )
