@@ -449,7 +449,7 @@ def test_secret_is_needed_on_both_sides(
     first = rank0(2, 20, ours)
     for wrong, why in (
         (others, "has a different DISTBOOT_SECRET"),
-        ("", "has a DISTBOOT_SECRET, and this rank has none"),
+        ("", "has a DISTBOOT_SECRET, but this rank has none"),
     ):
         error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
         assert f"the process that listens there {why}" in error.message
