@@ -26,7 +26,7 @@ from distboot.detection.launchers import Launcher, sample_of
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.order import INNERMOST_FIRST, LAUNCHERS, node_platforms
 from distboot.detection.placement import PLATFORMS, Platform
-from distboot.script.patches import GROUPS
+from distboot.script.patch_table import GROUPS
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent

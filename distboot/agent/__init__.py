@@ -1,6 +1,6 @@
 """The agent of a rank: it owns every connection of the job, and watches the process of the rank.
 
-It is the wrapper itself (`in_wrapper`, beside the `supervisor` of its children), or, under a bare
+It is the wrapper itself (`wrapper_agent`, beside the `supervisor` of its children), or, under a bare
 `init`, a sidecar that `sidecar_start` starts before the ranks meet. The script has one local socket
 to it (`link`; `link_messages` has what is sent there; `script_server` is the agent's end), and no
 other of ours.

@@ -95,7 +95,7 @@ class MonitoredProcess:
     def poll(self, now: float) -> None:
         """Once a second: whether it has stalled, or has been stopped by a signal for too long."""
         if self.of.shell.restarts is not None:
-            self.of.shell.restarts.look(self.of.process.pid)
+            self.of.shell.restarts.check_for_mpi(self.of.process.pid)
         if self.of.has_ended:
             self._stopped = ""
             return

@@ -61,12 +61,12 @@ class Restarts:
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
 
-    def look(self, pid: int) -> None:
+    def check_for_mpi(self, pid: int) -> None:
         """Check whether a rank, or a process that it started, has loaded MPI."""
         if self._is_below_mpi and not self._has_mpi:
             self._has_mpi = has_loaded(pid, MPI_LIBRARY)
 
-    def outlived(self, signals: set[int]) -> None:
+    def ignore_between_rounds(self, signals: set[int]) -> None:
         """Signals do not end a script: let them not end the wrapper between two rounds, either."""
         for number in signals - self.harmless:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -78,13 +78,13 @@ class Restarts:
         text = f"warning: {name} arrived while no rank was running, and had no effect"
         log_line(self._who, text)
 
-    def heed(self, signals: Iterable[int]) -> None:
+    def handle_stop_signals(self, signals: Iterable[int]) -> None:
         """From now on one that arrives between two rounds stops the job, and not this process alone."""
         for number in set(signals) - self.harmless - self._handlers_before.keys():
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._handlers_before[number] = signal.signal(number, self._stop)
 
-    def heed_no_more(self) -> None:
+    def restore_handlers(self) -> None:
         """No other round follows: such a signal does what it did before."""
         for number, handler in self._handlers_before.items():
             if signal.getsignal(number) == self._stop:
@@ -93,21 +93,21 @@ class Restarts:
     def _stop(self, number: int, _frame: object) -> None:
         self.stop_signal = self.stop_signal or number
         if self._is_meeting:
-            self.meet()
+            self.stop_if_signaled()
 
-    def meet(self) -> None:
+    def stop_if_signaled(self) -> None:
         """The ranks meet again: from now on, and now, such a signal raises `SystemExit`, once."""
         self._is_meeting = not self.has_left
         if self._is_meeting and self.stop_signal:
-            self.meets_no_more()
+            self.note_met()
             self.has_left = True
             raise SystemExit(128 + self.stop_signal)
 
-    def meets_no_more(self) -> None:
+    def note_met(self) -> None:
         """The ranks have met, or this process has left them: a signal is for the ranks."""
         self._is_meeting = False
 
-    def take_stop(self) -> int:
+    def take_stop_signal(self) -> int:
         """The signal that has arrived since, for the ranks; 0: none has."""
         number = self.stop_signal
         self.stop_signal = 0
@@ -154,7 +154,7 @@ class Restarts:
             is_unfit: whether the node of its rank has failed the check before this round.
         """
         for pid in pids:
-            self.look(pid)
+            self.check_for_mpi(pid)
         decision = self._policy.decide(
             cause,
             end,

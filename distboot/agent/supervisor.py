@@ -47,8 +47,8 @@ from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal
 # Type checkers take the name for typing's, whose import would slow every start
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .in_wrapper import WrapperAgent
     from .logs import Logs
+    from .wrapper_agent import WrapperAgent
 
 
 _GROUP_POLL = 0.02  # seconds
@@ -67,12 +67,12 @@ def run(
     grace: float,
     open_files: int | None = None,
     watch: WrapperAgent | None = None,
-    earlier: int = 0,
+    pending_signal: int = 0,
 ) -> int:
     """Run commands as children until all have ended; returns the exit code of this process.
 
     `grace` is the time between a TERM for this process and KILL for them, `open_files` their soft
-    limit where that is not ours, `earlier` a signal that came before this call.
+    limit where that is not ours, `pending_signal` one that came before this call.
 
     `DistbootError`: one cannot be run, and none is left running.
     """
@@ -80,7 +80,7 @@ def run(
     stop_ignoring()
     logs = [command.logs for command in commands if command.logs is not None]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
-    os.kill(os.getpid(), earlier)  # which waits until the children run; 0 is none
+    os.kill(os.getpid(), pending_signal)  # which waits until the children run; 0 is none
     children: dict[int, Command] = {}  # by process id
     try:
         spared = _children_before(watch)

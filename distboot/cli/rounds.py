@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..agent.event_files import EventFiles
-    from ..agent.in_wrapper import WrapperAgent
     from ..agent.launcher_process import LauncherProcess
     from ..agent.link_messages import StartEnded
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
     from ..agent.session import Session
+    from ..agent.wrapper_agent import WrapperAgent
     from ..base.settings import SupervisionSettings
     from ..host.binding import Cpus
 
@@ -79,7 +79,7 @@ class Rounds(NamedTuple):
                     logs = self.launch.logs(placement.rank, placement.who, restarts.round)
                 report = self._start_report(files)
                 code = self._run_again(report, logs, files)
-            restarts.heed_no_more()
+            restarts.restore_handlers()
         return code
 
     def _run_again(self, report: StartReport, logs: Logs | None, files: EventFiles | None) -> int:
@@ -132,7 +132,7 @@ class Rounds(NamedTuple):
         files: EventFiles | None,
     ) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
-        from ..agent.in_wrapper import WrapperAgent
+        from ..agent.wrapper_agent import WrapperAgent
 
         restarts = self.restarts
         with (
@@ -177,7 +177,7 @@ class Rounds(NamedTuple):
             join_timeout,
             failed=report.ended,
             wanted=self._while_meeting,
-            met=restarts.meets_no_more,
+            met=restarts.note_met,
             framework=options.framework,
             problem=problem,
             ranks=self.ranks,
@@ -217,13 +217,13 @@ class Rounds(NamedTuple):
         if "tensorflow" in (options.framework, *read_by):
             watch.only_serves_rank_0 = has_servers(environs[0])
         if options.restarts.most:
-            self.restarts.heed(self._stopping_signals())
+            self.restarts.handle_stop_signals(self._stopping_signals())
         return supervisor.run(
             self._commands(watch, environs, bound, logs),
             grace=options.grace,
             open_files=most_files,
             watch=watch,
-            earlier=self.restarts.take_stop(),
+            pending_signal=self.restarts.take_stop_signal(),
         )
 
     def _stopping_signals(self) -> set[int]:
@@ -238,7 +238,7 @@ class Rounds(NamedTuple):
         """Do not wait for other ranks once the launcher has ended."""
         self.restarts.announce()
         if self.restarts.round:
-            self.restarts.meet()
+            self.restarts.stop_if_signaled()
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 

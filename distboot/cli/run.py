@@ -239,10 +239,12 @@ def _run_in_job(
     )
     launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
     if restart_settings.most:  # else they would end this process between two rounds
-        restarts.heed(WAITED_FOR.intersection(settings.stop_signals))
+        restarts.handle_stop_signals(WAITED_FOR.intersection(settings.stop_signals))
         if settings.quit_shows:
-            restarts.outlived({int(signal.SIGQUIT)})
-        restarts.outlived({int(signal.SIGUSR1), int(signal.SIGUSR2)} - {*settings.stop_signals})
+            restarts.ignore_between_rounds({int(signal.SIGQUIT)})
+        restarts.ignore_between_rounds(
+            {int(signal.SIGUSR1), int(signal.SIGUSR2)} - {*settings.stop_signals}
+        )
     rounds = Rounds(launch, placement, settings, restarts, ranks, launcher)
     return rounds.run_all(problem, logs)
 

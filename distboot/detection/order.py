@@ -35,9 +35,9 @@ def _launcher(name: str, variables: str) -> Entry:
 
 
 def _platform(name: str, variables: str) -> Entry:
-    """A row of the table of platforms."""
+    """A row of the table of `node_platforms`."""
     names = variables.split()
-    return Entry(name, tuple(names), file="platforms")
+    return Entry(name, tuple(names), file="node_platforms")
 
 
 INNERMOST_FIRST: tuple[Entry, ...] = (

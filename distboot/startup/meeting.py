@@ -180,7 +180,7 @@ def _without_sidecar(
     call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartReport
 ) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
-    from ..agent.in_wrapper import WrapperAgent
+    from ..agent.wrapper_agent import WrapperAgent
     from ..frameworks._base import at_end
 
     placement = call.placement

@@ -1,4 +1,4 @@
-"""What distboot changes in the process of a script is in the table of `distboot/script/patches.py`, and nothing else.
+"""What distboot changes in the process of a script is in `distboot/script/patch_table.py`, and nothing else is changed.
 
 Some patches are looked for in real processes, and the others in the source, as calls.
 """
@@ -14,7 +14,7 @@ from conftest import PACKAGE
 from launched import needs_torch
 from tensorflows import ByHand
 
-from distboot.script.patches import GROUPS, Patch
+from distboot.script.patch_table import GROUPS, Patch
 
 PATCHES = [patch for group in GROUPS for patch in group.patches]
 DETECTION = "DISTBOOT_FAILURE_DETECTION"
@@ -40,7 +40,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             "agent/event_files.py",
-            "agent/in_wrapper.py",
+            "agent/wrapper_agent.py",
             "agent/journal.py",
             "agent/launcher_process.py",
             "agent/logs.py",

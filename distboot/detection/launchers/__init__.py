@@ -2,7 +2,7 @@
 
 Each launcher has a file here that is named after it, and in it a record with that name in capital
 letters: `openmpi` has `OPENMPI`. Platforms that only number nodes are rows of the table in
-`platforms`. No file imports another one. `order` has their order, and loads a file only where a
+`node_platforms`. No file imports another one. `order` has their order, and loads a file only where a
 variable of its launcher is there.
 """
 

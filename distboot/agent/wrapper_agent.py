@@ -171,7 +171,7 @@ class WrapperAgent:
     def outlived(self, signals: set[int]) -> None:
         """A child has ended, and not because of these signals, which had arrived before."""
         if self._restarts is not None:
-            self._restarts.outlived(signals)
+            self._restarts.ignore_between_rounds(signals)
 
     def is_harmless(self, number: int) -> bool:
         """Whether a script of this job has outlived this signal."""
