@@ -3,7 +3,9 @@
 The script of a rank whose agent has started it, or which has started its agent, has its connection
 from the beginning. Any other process connects to a name (`link_messages`), and has to show the
 token of a rank first; `distboot stacks` has no token, and may ask for stacks if the kernel says
-that it runs as the same user. Every connection is bounded: in the bytes of a message, in their
+that it runs as the same user. A rank is one process: while the one that has got ready runs, and has
+not closed its context, any other process that shows the token of its rank is refused. Every
+connection is bounded: in the bytes of a message, in their
 number, and in the time for which it can keep the agent from other work.
 """
 
@@ -17,11 +19,12 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, already_joined
+from ..base.process import Process
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.membership import JoinResult
@@ -81,6 +84,12 @@ class _Session:
     frames: Frames
     rank: int | None  # None until it has shown the token of a rank
 
+    def credentials(self) -> tuple[int, int]:
+        """The process at the other end, 0 if it cannot be seen from here, and its user."""
+        peer = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid, user, _ = CREDENTIALS.unpack(peer)
+        return pid, user
+
     def send(self, message: object, *files: int) -> None:
         """Send a message, with open files."""
         data = OPEN.sign(message)
@@ -112,6 +121,8 @@ class ScriptServer:
         self._shell = shell
         self._loop = loop
         self._sessions: list[_Session] = []
+        # By rank, the connection of the process that has got ready, until it leaves or ends
+        self._holders: dict[int, _Session] = {}
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
         self._tokens: Tokens | None = None  # of scripts that this agent has not connected itself
@@ -217,6 +228,7 @@ class ScriptServer:
     def _drop(self, session: _Session) -> None:
         if session in self._sessions:  # otherwise it was dropped already
             self._sessions.remove(session)
+            self._release(session)
             self._loop.remove_reader(session.socket.fileno())
             session.socket.close()
 
@@ -243,13 +255,19 @@ class ScriptServer:
         now: float,
     ) -> None:
         """Handle a message of the script of a rank."""
+        holder = self._holder_before(rank, session)
+        if holder:
+            self._refuse(session, message, holder)
+            return
         match message:
             case Ready() | Arrive():
+                self._holders[rank] = session
                 reply = partial(self._answer, session)
                 self._shell.ask(rank, message, reply, now)
             case Leave():
                 self._close_context(rank, session)
                 self._shell.take(rank, message, now)
+                self._release(session)
             case RequestStop():
                 self._shell.take(rank, message, now)
             case Listen():
@@ -260,6 +278,38 @@ class ScriptServer:
                 self._log(session, message)
             case Finish():
                 self._finish(now)
+
+    def _holder_before(self, rank: int, session: _Session) -> int:
+        """The process that is the rank already, and still runs; 0: there is none but this one."""
+        holder = self._holders.get(rank)
+        if holder in (None, session):
+            return 0
+        assert holder is not None
+        pid, _ = holder.credentials()
+        other, _ = session.credentials()
+        if pid in (0, other):
+            return 0
+        with closing(Process(pid)) as process:
+            if process.has_ended():  # a child of it has the connection, too
+                return 0
+        return pid
+
+    def _release(self, session: _Session) -> None:
+        if session.rank is not None and self._holders.get(session.rank) is session:
+            del self._holders[session.rank]
+
+    def _refuse(self, session: _Session, message: object, holder: int) -> None:
+        """Answer a process that would be the same rank once more; the one that is that goes on."""
+        match message:
+            case Ready() | Arrive():
+                error = already_joined(holder)
+                session.send(Failed(as_problem(error), message.key))
+            case Leave() | Listen():
+                session.send(Listening())
+            case StartEnded():
+                session.send(Written())
+            case AskLog():
+                session.send(Log())
 
     def _log(self, session: _Session, message: StartEnded | AskLog | Measured) -> None:
         """Write to what rank 0 has learned of the job, or read it."""
@@ -293,12 +343,7 @@ class ScriptServer:
         now: float,
     ) -> None:
         """Show where all ranks are, to a process of the same user."""
-        peer = session.socket.getsockopt(
-            socket.SOL_SOCKET,
-            socket.SO_PEERCRED,
-            CREDENTIALS.size,
-        )
-        _, user, _ = CREDENTIALS.unpack(peer)
+        _, user = session.credentials()
         pids = {0, os.getpid()}
         pids.update(member.pid for member in self._shell.facts.own)
         if user not in (0, os.geteuid()) or message.pid not in pids:

@@ -82,7 +82,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "device-failed": (78, "a rank could not set up its accelerator"),
     "already-joined": (
         78,
-        "this process was started by a rank that has joined the job, and would be that rank again",
+        "this process would be a rank once more that has joined as another process",
     ),
     "spawned-process": (
         78,
@@ -161,6 +161,17 @@ def printed(error: DistbootError) -> str:
 
     line = as_json(error.who, error.message, event="error", code=error.code, hint=error.hint)
     return line or f"distboot: {error}\n"
+
+
+def already_joined(process: int, how: str = "") -> DistbootError:
+    """The error of a second process that would be the same rank; `how` that one came to be."""
+    return DistbootError(
+        "already-joined",
+        f"this rank has joined already, as process {process}{how}",
+        "call distboot.init() in one process per rank, below `if __name__ == '__main__':` "
+        "where workers are spawned, or close() the context before another process takes its "
+        "place",
+    )
 
 
 def rendezvous_needed(why: str) -> DistbootError:

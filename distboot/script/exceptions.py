@@ -598,7 +598,7 @@ def _in_one_line(message: str, clean: Callable[[str], str]) -> str:
     if not _quotes(message):
         return _with_announced(lines)
     first = _first(lines)
-    last = _first(lines[::-1])
+    last = _quoted_last(lines)
     # "-- Process 1 terminated with the following error:", of torch.multiprocessing.spawn
     if first.endswith(":"):
         return last
@@ -620,6 +620,17 @@ def _with_announced(lines: list[str]) -> str:
 
 def _quotes(message: str) -> bool:
     return _QUOTED in message[:_SHOWN]
+
+
+def _quoted_last(lines: list[str]) -> str:
+    """The last exception in a quoted traceback: its first line, below the frames."""
+    text = "\n".join(lines)
+    _, _, quoted = text.rpartition(_QUOTED)
+    below = quoted.split("\n")[1:]
+    for number, line in enumerate(below):
+        if line[:1] not in ("", " ", _LEFT_OUT):  # neither a frame, nor what was left out
+            return _with_announced(below[number:])
+    return _first(lines[::-1])
 
 
 def _first(lines: list[str]) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, already_joined
 from ..detection import inherited
 from ..detection.detect import refuse_unless_rank
 from ..detection.order import LAUNCHERS
@@ -17,13 +17,7 @@ def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
     """Refuse a process that is not, or need not be, the rank that its environment says."""
     if placement.world_size > 1 and outer.joined not in (0, os.getpid()):
         # A DataLoader worker or a subprocess, which inherits the environment of its rank
-        raise DistbootError(
-            "already-joined",
-            f"this rank has joined already, as process {outer.joined}, which started this one",
-            "call distboot.init() in one process per rank, below `if __name__ == '__main__':` "
-            "where workers are spawned, or close() the context before another process takes its "
-            "place",
-        )
+        raise already_joined(outer.joined, ", which started this one")
     launcher = LAUNCHERS[placement.launcher]
     if launcher.unsupported_reason:
         raise DistbootError(

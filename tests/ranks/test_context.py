@@ -118,6 +118,47 @@ start()
     ] * 2
 
 
+@pytest.mark.parametrize("framework", ["none", "torch"])
+def test_second_process_of_a_rank_is_refused(ranks: Ranks, framework: str) -> None:
+    # Children of the command, as after half of a move away from `mp.spawn`, or below a shell
+    child = f"""
+import sys, distboot
+try:
+    ctx = distboot.init({framework!r}, join_timeout=60)
+    print("joined", flush=True)
+    sys.stdin.readline()
+    ctx.barrier()
+    ctx.close()
+    print("closed", flush=True)
+    sys.stdin.readline()
+except distboot.DistbootError as error:
+    print(error.code, error.message, flush=True)
+"""
+    script = f"""
+def start():
+    return subprocess.Popen(
+        [sys.executable, "-c", {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+def end(process):
+    process.stdin.write("\\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+first = start()
+say(first.stdout.readline().strip())
+second = start()
+refused = second.stdout.readline().strip()
+say(refused.replace(str(first.pid), "FIRST"))
+say(end(first).strip())
+third = start()  # which may take the place of the first, as that has closed its context
+say(third.stdout.readline().strip())
+say(end(third).strip())
+"""
+    refused = "already-joined this rank has joined already, as process FIRST"
+    expected = ["joined", refused, "closed", "joined", "closed"]
+    ended = ranks(script, 2, "-m", "distboot")
+    assert [(output.splitlines()[:5], code) for output, code in ended] == [(expected, 0)] * 2
+
+
 @pytest.mark.ranks(2)
 def test_barrier_in_a_fork_is_refused() -> None:
     pytest.importorskip("torch.distributed")

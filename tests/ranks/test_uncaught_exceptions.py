@@ -499,6 +499,13 @@ asyncio.run(main())""",
         ),
         ("ValueError", "ValueError: NaN", "<module> (train.py:6)", 0),
     ),
+    "spawned process with lines after its error": (
+        (
+            "raise ValueError('\\n\\n-- Process 1 terminated with the following error:\\nTraceback (most recent call "
+            'last):\\n  File "x.py", line 1, in f\\nValueError: NaN\\nhint: look at the data\\n\')'
+        ),
+        ("ValueError", "ValueError: NaN", "<module> (train.py:6)", 0),
+    ),
     "from a library": (
         "import json\ndef load(): json.loads('{')\nload()",
         ("json.decoder.JSONDecodeError", None, "load (train.py:7)", 0),
