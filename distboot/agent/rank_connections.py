@@ -374,7 +374,9 @@ class RankConnections:
         cause = effect.cause
         first = self._members[cause.ranks[0]]
         is_here = first.node_rank == self._shell.facts.own[0].node_rank
-        has_printed = first.failing is not None or first.end is not None
+        has_failed = first.failing is not None or first.end is not None
+        # Of a rank that failed because of the first one, nothing is printed there
+        has_printed = has_failed and cause.then is None
         if is_here and has_printed and not writes_json():
             return cause.headline
         return cause.text

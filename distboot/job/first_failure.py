@@ -61,6 +61,7 @@ class FailureReport:
     of_wrapper: bool = False  # whether the wrapper of the rank got that signal
     why: str = ""  # it counts as lost
     is_secondary: bool = False  # whether it only tells that a peer is gone
+    has_waited: bool = False  # whether it tells of a peer that did not answer in time
     may_be_consequence: bool = False  # whether another report may explain it
 
 
@@ -87,6 +88,7 @@ class RootCauseAnalysis:
             due=now + delay,
             end=end,
             is_secondary=end.is_secondary,
+            has_waited=end.has_waited,
             may_be_consequence=end.may_be_consequence,
         )
         self.reports.append(report)
@@ -148,7 +150,12 @@ class RootCauseAnalysis:
         return min(self.reports, key=operator.attrgetter("due"))
 
     def _first(self) -> FailureReport:
-        return min(self.reports, key=operator.attrgetter("may_be_consequence"))
+        first = min(self.reports, key=operator.attrgetter("may_be_consequence"))
+        if not first.is_secondary:
+            return first
+        # One that has waited in vain closes its connections, which the others see as a peer's end
+        waited = filter(operator.attrgetter("has_waited"), self.reports)
+        return next(waited, first)
 
     def explain(self, report: FailureReport, delay: float, held_up: str = "") -> RootCause:
         """The root cause that a report is.

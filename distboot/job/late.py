@@ -192,7 +192,7 @@ class LateService(Service):
             self._ask_all(now, stacks=False)
 
     def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
-        """Whether a rank failed as it waited for late ones, for which the job then ends.
+        """Whether a rank failed as it waited for late ones, or all for each other: the job ends for it.
 
         None: not known yet.
         """
@@ -204,12 +204,17 @@ class LateService(Service):
             return False
         if self._question.is_open:
             return None
-        if wait is None or not wait.late.ranks:
-            return False
         members = self._facts.members
-        text = wait.describe("{} held up the job", members, now)
+        if wait is None:
+            return False
+        ranks = wait.late.ranks
+        if not ranks:  # they wait for each other, unless for one that is gone
+            ranks = wait.late.waiting
+            if any(map(_ends_well, members.values())):
+                return False
+        text = wait.describe(_END_OF_HANG[bool(wait.late.ranks)], members, now)
         delay = self._facts.delay_after_timeout(members[rank])
-        cause = from_late_failure(wait.late.ranks, text, rank, end, delay)
+        cause = from_late_failure(ranks, text, rank, end, delay)
         self._emit(Conclude(cause, cause.headline))
         return True
 

@@ -244,13 +244,20 @@ class RootCause:
         return replace(self, text="\n".join(map(escape_control, lines)))
 
 
+# Why a rank failed, by whether it had waited for too long
+_OF_PEER = {
+    False: ", because a peer disconnected",
+    True: ", because a peer did not answer in time",
+}
+
+
 def from_exit(
     member: RankState, end: ExitStatus, delay: float, failed: str = "failed first"
 ) -> RootCause:
     """A rank ended in failure."""
     begin = f"rank {member.rank} {failed}"
     if end.is_of_peer:
-        begin += ", because a peer disconnected"
+        begin += _OF_PEER[end.has_waited]
     headline = _headline(f"{begin}: ", end.failure_text, member, end.place)
     return RootCause(
         ranks=(member.rank,),
@@ -328,8 +335,11 @@ def from_late_failure(
 ) -> RootCause:
     """Others have waited in vain for ranks, and one of those others has failed of a timeout."""
     held_up, _, rest = text.partition("; ")
-    begin = f"; then rank {failed} failed: "
-    begin = fitting(held_up, LONGEST_HEADLINE - len(begin) - _ENOUGH) + begin
+    then = f"; then rank {failed} failed: "
+    begin = fitting(held_up, LONGEST_HEADLINE - len(then) - _ENOUGH)
+    if begin != held_up:
+        rest = text
+    begin += then
     headline = begin + fitting(timeout_text(end), LONGEST_HEADLINE - len(begin))
     lines = _rest([rest, f"rank {failed}: {end.failure_text()}"])
     return RootCause(

@@ -30,7 +30,6 @@ GONE = (
     "broken pipe",
     # Gloo's pair.cc
     "connection closed by peer",
-    "application timeout caused pair closure",
     # NCCL: of ncclRemoteError, and of ncclInternalError where its socket says so; torch, after it has ended NCCL
     "connection closed by remote peer",
     "ncclremoteerror",
@@ -54,8 +53,16 @@ GONE = (
     "error[rank-failed]",
     "ended, or closed its context",
 )
-# How it tells that it has waited for peers in vain: Gloo; NCCL, of which torch speaks twice; torch's store.
-WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
+# How it tells that it has waited for peers in vain.
+WAITED = (
+    # Gloo, and what it says of the other operations with the same peer then
+    "timed out waiting",
+    "application timeout caused pair closure",
+    # NCCL, of which torch speaks twice
+    "collective operation timeout",
+    # torch's store
+    "wait timeout after",
+)
 # What is in it where it was a process of its own that closed a connection: a worker of a data loader, for example.
 _OWN_WORKER = "dataloader worker (pid"
 _OWN_WORKER_FILE = "/multiprocessing/connection.py"

@@ -531,6 +531,31 @@ def test_timed_out_collective_blames_the_missing_rank(start: Start) -> None:
     assert "sidecar_start.py" not in job.output(0)
 
 
+def test_timeout_in_different_operations_blames_no_rank(start: Start) -> None:
+    # A metric on rank 0 alone: no rank is late, and no peer has disconnected
+    script = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=9))
+for _ in range(5):
+    dist.all_reduce(torch.ones(1))
+if rank == 0:
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3))
+dist.barrier()
+"""
+    job = start(script, ranks=2, framework="torch", DISTBOOT_GRACE="2")
+    assert job.codes() == [1, 1]
+    said = job.output(0)
+    assert re.search(r"the ranks have waited for each other for \d+ s: rank 0 waits in ", said), (
+        said
+    )
+    assert re.search(r"; then rank [01] failed: Timed out waiting 9000 ms", said), said
+    assert re.search(r"\| .*rank 0 waits in all_reduce \(.*, rank 1 waits in barrier \(", said), (
+        said
+    )
+    assert "disconnected" not in said, said
+
+
 def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
     hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
     job = start(TRAIN.format(does="until('never')"), ranks=2, framework="torch", **hangs)

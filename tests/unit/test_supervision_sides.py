@@ -39,6 +39,7 @@ DIED = ExitStatus(signal=9, when=1.0)
 OF_A_PEER = raised(
     "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
 )
+TIMED_OUT = raised("RuntimeError: Timed out waiting 8000ms for recv operation", when=1.0)
 
 # Of the script's own type, raised from that of a framework.
 WRAPPED = replace(
@@ -153,6 +154,11 @@ ORDERS = {
         [SPEAKS_OF_A_PEER, 1],
         "rank 3 failed first, because a peer disconnected: ",
         0,
+    ),
+    "timeout-before-the-connection-that-it-closes": (
+        [SPEAKS_OF_A_PEER, OPEN, (2, Failing(TIMED_OUT)), 15],
+        "rank 2 failed first, because a peer did not answer in time: ",
+        1,
     ),
     "ended-too-early": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), SPEAKS_OF_A_PEER, 1],
