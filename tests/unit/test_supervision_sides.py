@@ -156,7 +156,7 @@ ORDERS = {
         0,
     ),
     "timeout-before-the-connection-that-it-closes": (
-        [SPEAKS_OF_A_PEER, OPEN, (2, Failing(TIMED_OUT)), 15],
+        [SPEAKS_OF_A_PEER, OPEN, (2, Failing(TIMED_OUT)), 9, 9, 1],
         "rank 2 failed first, because a peer did not answer in time: ",
         1,
     ),
