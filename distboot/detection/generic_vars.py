@@ -113,6 +113,16 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
     # processes.
     if rank == placement.rank:
         return []
+    # Unless it was set below a rank of distboot, which had its own RANK
+    environment = claim.environment
+    if outer.was_replaced("RANK", environment.whole):
+        raise conflict(
+            placement,
+            name,
+            rank,
+            world_size,
+            ignored,
+        )
     source = theirs.source("rank")
     difference = f"says {placement.rank} where {source} says {rank}"
     return [f"{note}, and {difference}"]

@@ -132,6 +132,11 @@ class InheritedEnv(NamedTuple):
         }
         return placement.with_fields(VARIABLE, new)
 
+    def was_replaced(self, name: str, environ: Mapping[str, str]) -> bool:
+        """Whether a variable that distboot had set has got another value since."""
+        still_set = self.exported.keys() & environ.keys()
+        return name in still_set - self.unchanged(environ).keys()
+
     def unchanged(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The variables that are still as distboot left them, with their previous values."""
         same = {}

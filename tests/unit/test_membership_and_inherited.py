@@ -259,6 +259,16 @@ def test_renumbered_processes_are_not_the_outer_one() -> None:
     assert (inner.rank, inner.local_rank, inner.local_world_size) == (1, 0, 1)
 
 
+def test_rank_set_below_a_rank_is_refused() -> None:
+    # A shell below a rank starts two processes of its own, in a world that has as many
+    mpi = one("openmpi-5.0.11/1node_4procs", 2)
+    with pytest.raises(DistbootError) as refusal:
+        detect({**_exported(mpi), "RANK": "0"})
+    assert refusal.value.code == "conflicting-launchers"
+    assert "openmpi says rank 2 of 4" in refusal.value.message
+    assert "torch says rank 0 of 4" in refusal.value.message
+
+
 def test_exports_count_where_launcher_variables_are_missing() -> None:
     exported = merged(variables(detect(one("openmpi-5.0.11/1node_4procs", 1)), {}), {})
     placement = detect(exported)
