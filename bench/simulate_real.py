@@ -8,6 +8,7 @@ All ranks but rank 0 are sockets of one other process on the same machine.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -101,6 +102,7 @@ def tables() -> str:
 def shell_of_rank_0(server: Coordinator, membership: Membership, late_after: float = 0.0) -> Shell:
     """What rank 0's agent goes on with once all have met."""
     settings = SupervisionSettings(grace=30.0, late_after=late_after)
+    gc.freeze()  # as rank 0's agent does
     shell = shell_of(0, membership, server, settings, held=True)
     shell.facts.is_starting = True
     return shell

@@ -6,7 +6,6 @@ scripts, and what this agent alone watches (the process of its launcher, notices
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
@@ -285,9 +284,6 @@ def shell_of(
     unit = "rank"
     if membership.by_node:
         unit = "node"
-    # What the meeting has made stays as long as the job: the collector of cycles need not look at
-    # it again and again
-    gc.freeze()
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
         who = f"{unit} {agent}"

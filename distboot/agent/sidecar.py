@@ -7,6 +7,7 @@ the script, which may wait for all of its children. It ends with the script.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -83,6 +84,9 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         ).check
         with with_too_few_files():
             result = joined.join()
+            # What the meeting has made stays as long as the job: the collector of cycles need not
+            # look at it again and again
+            gc.freeze()
             agent = Agent(
                 joined,
                 begin.settings,

@@ -117,6 +117,10 @@ class StopPages:
         """The script of this rank has closed its context: it reads no more."""
         self._open.discard(rank)
 
+    def drop_pages(self) -> None:
+        """The agent ends: its process keeps no page of its scripts."""
+        self._pages.clear()
+
     def end(self, rank: int) -> None:
         """Let the script of a rank end without another read."""
         if rank in self._pages:

@@ -5,6 +5,7 @@ In each round the agents meet, the ranks of this agent get their environments, a
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import ExitStack, closing, suppress
@@ -198,6 +199,12 @@ class Rounds(NamedTuple):
     ) -> int:
         """Start the ranks of this agent, once all have met, and wait for their end: the exit code."""
         assert job.joined is not None
+        if self.restarts.round:
+            gc.unfreeze()
+            gc.collect()  # the agent of the round before
+        # What the meeting has made stays for the round: the collector of cycles need not look at it
+        # again and again
+        gc.freeze()
         options = self.launch.options
         bound = self._bound(job, watch.ranks)
         environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)

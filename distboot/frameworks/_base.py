@@ -38,7 +38,6 @@ _BARRIER_TIMEOUT = 1800.0  # seconds; PyTorch's for a collective operation on Gl
 
 def imported(module: str, install: str = "") -> Any:
     """Import a framework's module; `install` is the command for one that is missing."""
-    is_new = module not in sys.modules
     collects = gc.isenabled()
     # Most objects of an import live until the end: garbage collection among them costs a tenth
     # of the time of a large import.
@@ -48,9 +47,6 @@ def imported(module: str, install: str = "") -> Any:
     except Exception as error:  # noqa: BLE001 - packages that do not fit each other raise anything
         raise _not_importable(module, install, error) from None
     finally:
-        if is_new:
-            # Exempt these objects from the collection at exit, too: 0.4 s with torch
-            gc.freeze()
         if collects:
             gc.enable()
 

@@ -190,6 +190,22 @@ def test_init_close_init() -> None:
     assert open_files[0] == open_files[1]
 
 
+def test_objects_from_before_init_are_still_collected(ranks: Ranks) -> None:
+    script = """
+import gc, weakref
+class Model:
+    pass
+model = Model()
+model.own = model
+known = weakref.ref(model)
+with distboot.init("torch", join_timeout=60):
+    del model
+    gc.collect()
+    print(known())
+"""
+    assert ranks(script) == [("None\n", 0), ("None\n", 0)]
+
+
 def test_group_that_the_script_itself_destroys(run: Run) -> None:
     script = """
 import torch.distributed as dist

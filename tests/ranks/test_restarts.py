@@ -549,6 +549,24 @@ def test_wrapper_in_a_wrapper_multiplies_no_restarts(distboot: Run, tmp_path: Pa
     assert (tmp_path / "starts").read_text() == "start\n" * 3
 
 
+def test_wrapper_opens_no_more_files_in_later_rounds(distboot: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""
+import distboot, os, sys
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.is_main:
+    print(len(os.listdir(f"/proc/{os.getppid()}/fd")), flush=True)
+ctx.barrier()
+sys.exit(f"round {os.environ['DISTBOOT_RESTART_COUNT']}")
+""")
+    options = ("--nproc-per-node", "4", "--max-restarts", "5", "--restart-window", "0")
+    result = distboot(*options, str(script))
+    first, *later = result.stdout.split()
+    assert later == [later[0]] * 5
+    assert int(later[0]) <= int(first) + 1
+
+
 def test_library_of_mpi_is_known_by_its_name() -> None:
     def is_known(name: str) -> bool:
         return bool(
