@@ -284,4 +284,4 @@ class Shell:
 
     def close(self) -> None:
         self.connections.close()
-        self.stops.drop_pages()
+        self.stops.pages.clear()  # each has a file

@@ -36,7 +36,7 @@ class StopPages:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit  # seconds for the answer, and for the scripts to reach their read
-        self._pages: dict[int, Page] = {}  # by rank
+        self.pages: dict[int, Page] = {}  # by rank
         self._open: set[int] = set()  # the ranks whose scripts have a context
         self._forget()
 
@@ -55,7 +55,7 @@ class StopPages:
             file, page = new_page()
         except (OSError, AttributeError):  # macOS has neither
             return None
-        self._pages[rank] = page
+        self.pages[rank] = page
         self._open.add(rank)
         if stops:
             page[STOP] = 1
@@ -75,7 +75,7 @@ class StopPages:
         self._is_asked = True
         self._count_at = now + _SETTLING
         self._late_at = now + self.limit
-        for page in self._pages.values():
+        for page in self.pages.values():
             page[ASKED] = self._until()
 
     def counted(
@@ -103,13 +103,13 @@ class StopPages:
         if not self._answer:
             return
         until = self._until()
-        for page in self._pages.values():
+        for page in self.pages.values():
             _set_once(page, STOP, self._answer)
             _set_once(page, ASKED, until)
 
     def release(self) -> None:
         """Rank 0 cannot answer any more: let the reads that wait go on."""
-        for page in self._pages.values():
+        for page in self.pages.values():
             has_asked = page[ASKED] != 0
             _set_once(page, STOP, int(has_asked))
 
@@ -117,14 +117,10 @@ class StopPages:
         """The script of this rank has closed its context: it reads no more."""
         self._open.discard(rank)
 
-    def drop_pages(self) -> None:
-        """The agent ends: its process keeps no page of its scripts."""
-        self._pages.clear()
-
     def end(self, rank: int) -> None:
         """Let the script of a rank end without another read."""
-        if rank in self._pages:
-            self._pages[rank][END] = signal.SIGTERM
+        if rank in self.pages:
+            self.pages[rank][END] = signal.SIGTERM
 
     def is_read(self, rank: int) -> bool | None:
         """Whether the script of a rank reads `ctx.preempted`, and so needs no signal.
@@ -145,12 +141,12 @@ class StopPages:
 
     def is_told(self, rank: int) -> bool:
         """Whether the script has reached the read that is true."""
-        page = self._pages.get(rank, _NO_PAGE)
+        page = self.pages.get(rank, _NO_PAGE)
         return 0 < page[STOP] <= page[READS]
 
     def numbers(self, rank: int) -> tuple[int, int]:
         """How many reads and steps the script has begun."""
-        page = self._pages.get(rank, _NO_PAGE)
+        page = self.pages.get(rank, _NO_PAGE)
         return page[READS], page[STEPS]
 
     def late(
@@ -163,7 +159,7 @@ class StopPages:
             return {}
         self._late_at = inf
         found = {}
-        for rank, page in self._pages.items():
+        for rank, page in self.pages.items():
             is_behind = 0 < page[READS] < page[STOP]
             if rank in ranks and is_behind:
                 found[rank] = self._behind(page)

@@ -208,6 +208,25 @@ def may_compute(stacks: Stacks | None) -> bool:
     return "/tensorflow/" in _file_of(innermost)
 
 
+def partings(stacks: Mapping[int, Stacks | None]) -> dict[int, str]:
+    """By rank, the first frame that is not the same in all stacks, the outermost frame first.
+
+    `" in backward (tensor.py:84)"`; empty: they are the same, or none is known.
+    """
+    paths = [one.main[::-1] for one in filter(None, stacks.values())]
+    levels = zip(*paths, strict=False)
+    differing = filter(lambda frames: len(set(frames)) > 1, levels)
+    parted = next(differing, ())
+    places = map(_as_place, parted)
+    return dict(zip(stacks, places, strict=False))
+
+
+def _as_place(one: str) -> str:
+    function, file, line = parts(one)
+    name = _name_of(file)
+    return escape_control(f" in {function} ({name}:{line})")
+
+
 def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
     """What the innermost frame of the user's own code has called, and the stack from there on."""
     called = ""

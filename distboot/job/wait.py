@@ -10,7 +10,7 @@ from .exit_status import ExitStatus
 from .find_late import Late, Positions
 from .messages import Position
 from .root_cause import RankState
-from .stacks import fold, where
+from .stacks import fold, partings, where
 
 _MOST_PLACES = 4  # in one line
 _SINGULAR = {"wait": "waits", "are": "is", "have": "has", "continue": "continues"}
@@ -116,9 +116,14 @@ class Wait:
         if ended:
             return f"; {ranks_said(ended)} ended before"
         places = self._places(self.late.waiting)
-        if len(places) == 1:
-            return "; the network between them, or a device, may not answer"
-        return ""
+        if len(places) > 1:
+            return ""
+        stacks = {rank: self._positions[rank].stacks for rank in self.late.waiting}
+        calls = fold(partings(stacks))
+        if calls:
+            listed = _listed(calls, "are")
+            return f"; there, they wait in different calls: {listed}"
+        return "; the network between them, or a device, may not answer"
 
     def _describe_counts(self) -> str:
         """`", collective operation 1,968, rank 3 has begun 1,967"`; empty: only stacks prove it."""

@@ -40,6 +40,10 @@ REDUCES = Stacks(
 SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
 RECEIVES = Stacks((frame("recv", _C10D, 2700), frame("train", "/job/train.py", 90)))
 BARRIER = Stacks((frame("barrier", _C10D, 5000), frame("main", "/job/train.py", 99)))
+_TRAINER = "/opt/lib/python3.11/site-packages/lightning/trainer.py"
+_FIT = (frame("fit", _TRAINER, 5), frame("main", "/job/train.py", 20))
+FITS = Stacks((frame("all_reduce", _C10D, 3252), frame("log", _TRAINER, 7), *_FIT))
+FITS_ELSEWHERE = Stacks((frame("all_reduce", _C10D, 3252), frame("step", _TRAINER, 9), *_FIT))
 BACKWARD = Stacks(
     (
         frame(
@@ -136,6 +140,15 @@ CASES: list[tuple[list[Position], Late | None, str]] = [
         (
             "waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); "
             "the network between them, or a device, may not answer"
+        ),
+    ),
+    # Another one, of the same number, below a function of a package.
+    (
+        [at(8, FITS), at(8, FITS_ELSEWHERE)],
+        Late([], [0, 1]),
+        (
+            "waiting for each other for 60 s: ranks 0-1 wait in fit (train.py:20); there, they wait in different "
+            "calls: rank 0 is in log (trainer.py:7), rank 1 is in step (trainer.py:9)"
         ),
     ),
     # Another one, of the same number.

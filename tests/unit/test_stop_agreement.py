@@ -23,7 +23,7 @@ class Pages(StopPages):
     def __init__(self) -> None:
         super().__init__(limit=60.0)
         self.page: Page = [0, 0, 0, 0]
-        self._pages[0] = self.page
+        self.pages[0] = self.page
 
 
 class Schedule:
