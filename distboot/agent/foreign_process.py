@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ..base.process import Process
+from ..base.process import CREDENTIALS, Process
 from ..job.exit_status import ExitStatus
 from ..job.messages import Reaped
 from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
@@ -28,7 +28,6 @@ from .link_messages import Begin
 from .monitored_process import MonitoredProcess
 from .rank_process import RankProcess
 from .script_failure import LOOK
-from .script_server import CREDENTIALS
 
 _ENDING = 3.0  # seconds for a Python to end once its exit code is known
 _READING = 0.5  # seconds for its parent to read that; torchrun does 10 times a second

@@ -15,7 +15,6 @@ import errno
 import os
 import select
 import socket
-import struct
 import zlib
 from array import array
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from ..base.errors import DistbootError, already_joined
-from ..base.process import Process
+from ..base.process import Process, peer_of
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.membership import JoinResult
@@ -73,7 +72,6 @@ _MOST_UNAUTHENTICATED = 256
 _WAITING = 256  # connections that are not accepted yet
 _ACCEPTED_AT_ONCE = 64
 _PAUSE = 1.0  # seconds without new connections while no file can be opened for one
-CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +81,6 @@ class _Session:
     socket: socket.socket
     frames: Frames
     rank: int | None  # None until it has shown the token of a rank
-
-    def credentials(self) -> tuple[int, int]:
-        """The process at the other end, 0 if it cannot be seen from here, and its user."""
-        peer = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        pid, user, _ = CREDENTIALS.unpack(peer)
-        return pid, user
 
     def send(self, message: object, *files: int) -> None:
         """Send a message, with open files."""
@@ -285,8 +277,8 @@ class ScriptServer:
         if holder in (None, session):
             return 0
         assert holder is not None
-        pid, _ = holder.credentials()
-        other, _ = session.credentials()
+        pid, _ = peer_of(holder.socket)
+        other, _ = peer_of(session.socket)
         if pid in (0, other):
             return 0
         with closing(Process(pid)) as process:
@@ -343,7 +335,7 @@ class ScriptServer:
         now: float,
     ) -> None:
         """Show where all ranks are, to a process of the same user."""
-        _, user = session.credentials()
+        _, user = peer_of(session.socket)
         pids = {0, os.getpid()}
         pids.update(member.pid for member in self._shell.facts.own)
         if user not in (0, os.geteuid()) or message.pid not in pids:

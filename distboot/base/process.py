@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from .patterns import pattern
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
 # Signals that come from outside of a job: a process that one of these ends was stopped; it did not
 # fail.
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -36,6 +40,7 @@ _PARENT = 1
 _START_CODE = 23
 _START_TIME = 19  # in clock ticks after boot
 _EXIT_CODE = 49
+CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _LONGEST_NAME = 15  # bytes of a name in comm, proc_pid_comm(5)
 # Where its code starts, if this process may not read that, or if it has ended. Then its exit code,
 # too, reads as 0.
@@ -195,6 +200,15 @@ def ends_at(process: int, number: int) -> bool:
         return False
     own_bit = 1 << (number - 1)
     return not kept & own_bit
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a Unix socket, 0 if it cannot be seen from here, and its user."""
+    from socket import SO_PEERCRED, SOL_SOCKET  # here, as a process that is alone needs no socket
+
+    peer = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, CREDENTIALS.size)
+    pid, user, _ = CREDENTIALS.unpack(peer)
+    return pid, user
 
 
 class Process:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..base.errors import DistbootError
+from ..base.process import peer_of
 from ..base.text import escape_control, log_line
 from ..host import lease_name, network
 from .connection_pool import allow_files
@@ -294,15 +295,29 @@ class PortLease:
             self._names.append(taken)
             try:
                 taken.bind(name)
+                taken.listen()  # so that others can ask whose it is
             except OSError as error:
                 self.close()
-                raise in_use(f"another job holds it: {error.strerror}") from None
+                why = f"another job holds it: {error.strerror}"
+                if _is_of_this_user(name):
+                    raise in_use(why) from None
+                raise PortInUse(why) from None
         # It ends with this process, not with its last data loader.
         os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
         for name in self._names:
             name.close()
+
+
+def _is_of_this_user(name: str) -> bool:
+    """Whether a process of this user has bound a name, which any process can."""
+    with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
+        asking.setblocking(False)
+        asking.connect(name)
+        _, user = peer_of(asking)
+        return user == os.geteuid()
+    return False
 
 
 def _names(port: int, plan: JoinPlan) -> Iterator[tuple[str, type[PortInUse]]]:

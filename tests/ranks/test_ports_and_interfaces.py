@@ -90,6 +90,28 @@ def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
     there.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize(("user", "is_same"), [(0, True), (65534, False)])
+def test_name_counts_if_this_user_has_it(port: int, user: int, is_same: bool) -> None:
+    plan = plan_for(record(0, 2))
+    here, there = socket.socketpair()
+    with here, there:
+        holder = os.fork()
+        if holder == 0:
+            os.setuid(user)
+            lease = PortLease(port, plan)
+            there.send(b"1")
+            there.recv(1)
+            lease.close()
+            os._exit(0)
+        here.recv(1)
+        with pytest.raises(PortInUse) as refused:
+            PortLease(port, plan)
+        here.send(b"1")
+        os.waitpid(holder, 0)
+    assert (refused.type is not PortInUse) == is_same
+
+
 def test_wrapper_keeps_other_jobs_from_its_port(
     run: Run, clean_env: dict[str, str], port: int
 ) -> None:
