@@ -12,6 +12,7 @@ from typing import Any
 from ..job.journal import Journal, Round
 from ..job.restarts import failed_round
 from ..rendezvous.events import Event, spread, spread_alike
+from ..rendezvous.events import size_of as expected_size
 from ..rendezvous.membership import Membership
 from .content import (
     Doubts,
@@ -122,7 +123,7 @@ def _is_open(round_: Round, events: Sequence[Event]) -> bool:
 
 
 def _headline_of_start(round_: Round, events: Sequence[Event]) -> str:
-    size = events[0].details["world_size"]
+    size = expected_size(events[0])
     joined = JobState(events).joined
     at = utc(round_.last)
     return (

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ class _Rank:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         with self._path.open("a") as file:
             file.write(json.dumps({"at": time.time(), "report": data}) + "\n")
-        if report.failed or (report.when == "call" and hasattr(report, "wasxfail")):
+        if _has_failed(report):
             os._exit(1)  # without the teardown, in which it might wait for the others
 
 
@@ -190,10 +191,19 @@ def _first_failed(written: Sequence[Sequence[_Written]]) -> int | None:
     failures = []
     for rank, reports in enumerate(written):
         for at, report in reports:
-            if report.failed or hasattr(report, "wasxfail"):
+            if _has_failed(report):
                 failures.append((at, rank))
+            elif report.failed:  # passed on this rank against `xfail`: what fails elsewhere counts
+                failures.append((inf, rank))
     _, first = min(failures, default=(0.0, None))
     return first
+
+
+def _has_failed(report: pytest.TestReport) -> bool:
+    """Whether the test failed on a rank, also if `xfail` expects that."""
+    is_expected = report.skipped and hasattr(report, "wasxfail")
+    is_strict = str(report.longrepr).startswith("[XPASS(strict)]")  # it has passed
+    return is_expected or (report.failed and not is_strict)
 
 
 def _without_end(written: Sequence[Sequence[_Written]]) -> str:

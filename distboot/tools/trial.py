@@ -136,6 +136,9 @@ def parse(text: str) -> Launch:
         launch = Launch(text.strip(), launcher, int(workers) + 1, 1)
     else:
         raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
+    if launcher == "kubeflow" and launch.per_node > 1:
+        message = f"{given}: a pod of a PyTorchJob has one process"
+        raise DistbootError("usage", message, f"use so many pods: --as 'kubeflow {launch.ranks}x1'")
     if launch.ranks > _MOST_RANKS:
         message = f"{given} has {launch.ranks} ranks; at most {_MOST_RANKS} run on one machine"
         raise DistbootError("usage", message, "use fewer ranks, for example --as 'mpirun 2x4'")

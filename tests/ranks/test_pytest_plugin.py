@@ -84,6 +84,16 @@ def test_expected(rank):
     time.sleep(1000)
 
 @pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True, reason="known")
+def test_expected_of_rank_1(rank):
+    assert rank != 1
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True, reason="known")
+def test_expected_in_vain(rank):
+    pass
+
+@pytest.mark.ranks(2)
 def test_broken_fixture(rank, no_such_fixture):
     pass
 
@@ -117,6 +127,8 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
         "test_hangs": "FAILED",
         "test_skipped": "SKIPPED",
         "test_expected": "XFAIL",
+        "test_expected_of_rank_1": "XFAIL",
+        "test_expected_in_vain": "FAILED",
         "test_broken_fixture": "ERROR",
         "test_without_ranks": "PASSED",
     }, out

@@ -168,6 +168,7 @@ def test_script_that_calls_mpi_cannot_be_tried(run: Run, script: str) -> None:
         (["--as", "srun 3+1", "x.py"], "only kubeflow has a master beside workers"),
         (["--as", "srun 5x13", "x.py"], "'srun 5x13' has 65 ranks; at most 64 run on one machine"),
         (["--as", "kubeflow 64+1", "x.py"], "has 65 ranks; at most 64 run on one machine"),
+        (["--as", "kubeflow 2x2", "x.py"], "a pod of a PyTorchJob has one process"),
         (["--as", "srun 2x2"], "there is no script to try"),
         (["--timeout", "nan", "x.py"], "--timeout nan is not a valid number of seconds"),
         (["--tiemout", "3", "x.py"], "did you mean '--timeout'?"),
