@@ -366,7 +366,7 @@ def _own_start() -> float:
     # 0: this /proc does not count it
     if not begin or begin > now:
         return 0.0
-    return time.time() - (now - begin)
+    return max(time.time() - (now - begin), 0.0)
 
 
 def _node(host: str) -> str:

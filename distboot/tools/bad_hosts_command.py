@@ -9,6 +9,7 @@ from ..base.errors import DistbootError
 from ..base.text import short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
+from .input_files import opened
 
 _LARGEST = 16 << 20  # characters of a file
 
@@ -37,7 +38,7 @@ def badhosts(arguments: list[str]) -> int:
 def _text(path: str) -> str:
     """The content of a file; a file that is not there has no bad host yet."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with opened(path) as file:
             text = file.read(_LARGEST)
     except FileNotFoundError:
         return ""

@@ -19,6 +19,7 @@ from ..job.journal import Journal, is_journal, path_beside, read
 from ..rendezvous.protocol import ProtocolError
 from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
+from .input_files import opened
 
 _HINT = "name a file that --report job.jsonl, or --report job.html beside it, has made"
 # What the details of a damaged event lead to
@@ -93,7 +94,7 @@ def _refuse_device(path: str) -> None:
 def _journal_at(path: str) -> Journal:
     try:
         _refuse_device(path)
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with opened(path) as file:
             journal = read(file)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -1,6 +1,7 @@
 """The journal of a job as lines of text: what is made from it, and what damage does to it."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,20 @@ def test_page_does_not_replace_a_journal(
     assert main(["report", str(path)]) == 0
     assert main(["report", "/dev/zero"]) == 2
     assert "it is a device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "badhosts"])
+def test_pipe_without_a_writer_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setattr("distboot.tools.input_files._WRITER_TIMEOUT", 0.1)
+    path = tmp_path / "job.jsonl"
+    os.mkfifo(path)
+    assert main([command, str(path)]) == 2
+    assert "it is a pipe, to which nobody wrote within 0.1 s" in capsys.readouterr().err
 
 
 # What its time was spent on, over all rounds
