@@ -253,7 +253,7 @@ class ScriptServer:
             return
         match message:
             case Ready() | Arrive():
-                self._holders[rank] = session
+                self._hold(rank, session)
                 reply = partial(self._answer, session)
                 self._shell.ask(rank, message, reply, now)
             case Leave():
@@ -273,18 +273,20 @@ class ScriptServer:
 
     def _holder_before(self, rank: int, session: _Session) -> int:
         """The process that is the rank already, and still runs; 0: there is none but this one."""
-        holder = self._holders.get(rank)
-        if holder in (None, session):
+        holder = self._holders.get(rank, session)
+        if holder is session:
             return 0
-        assert holder is not None
         pid, _ = peer_of(holder.socket)
-        other, _ = peer_of(session.socket)
-        if pid in (0, other):
-            return 0
-        with closing(Process(pid)) as process:
-            if process.has_ended():  # a child of it has the connection, too
-                return 0
-        return pid
+        own, _ = peer_of(session.socket)
+        others = {pid} - {0, own}
+        # Its child may have the connection, too
+        return next(filter(_runs, others), 0)
+
+    def _hold(self, rank: int, session: _Session) -> None:
+        """This process is the rank from now on; in a world of one, any may be that."""
+        membership = self._result.membership
+        if membership.world_size > 1:
+            self._holders[rank] = session
 
     def _release(self, session: _Session) -> None:
         if session.rank is not None and self._holders.get(session.rank) is session:
@@ -401,6 +403,18 @@ class ScriptServer:
             raise ProtocolError("cannot end the agent of a wrapper")
         self._shell.leave()
         self._shell.turn(now)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended, also where /proc is that of other processes."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with closing(Process(pid)) as process:
+        return not process.has_ended()
 
 
 def job_mark(job: str, port: int) -> str:

@@ -82,7 +82,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "device-failed": (78, "a rank could not set up its accelerator"),
     "already-joined": (
         78,
-        "this process would be a rank once more that has joined as another process",
+        "another process has joined already as the rank that this one would be",
     ),
     "spawned-process": (
         78,

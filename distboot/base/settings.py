@@ -81,7 +81,7 @@ SETTINGS = (
     Setting(
         "DISTBOOT_SHARE_ENV",
         "variables that a rank takes from rank 0 where it has none, with commas, such as "
-        "`HF_*,MODEL_DIR`; on all ranks. Never a secret, or a variable of one process or host",
+        "`HF_*,MODEL_DIR`; on all ranks. Never what may be a secret, or is of one process or host",
         read=readers.name_patterns,
         unset=(),
         option="--share-env",

@@ -242,9 +242,8 @@ def _run_in_job(
         restarts.handle_stop_signals(WAITED_FOR.intersection(settings.stop_signals))
         if settings.quit_shows:
             restarts.ignore_between_rounds({int(signal.SIGQUIT)})
-        restarts.ignore_between_rounds(
-            {int(signal.SIGUSR1), int(signal.SIGUSR2)} - {*settings.stop_signals}
-        )
+        own = {int(signal.SIGUSR1), int(signal.SIGUSR2), int(signal.SIGXCPU)}  # of the script
+        restarts.ignore_between_rounds(own - {*settings.stop_signals})
     rounds = Rounds(launch, placement, settings, restarts, ranks, launcher)
     return rounds.run_all(problem, logs)
 

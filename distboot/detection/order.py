@@ -63,7 +63,8 @@ INNERMOST_FIRST: tuple[Entry, ...] = (
     _launcher("pals", "PALS"),
     # PMI_RANK alone does not identify the launcher; those above set more.
     _launcher("pmi", "PMI"),
-    # The agent of a node clears the variables of its own launcher. A launcher that a rank starts is one of those above.
+    # The agent of a node clears the variables of its own launcher. A launcher that a rank starts is
+    # one of those above.
     _launcher("distboot", "DISTBOOT"),
     # They number processes, and platforms that number nodes start one on each.
     _launcher("jax", "JAX"),

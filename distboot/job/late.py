@@ -208,14 +208,16 @@ class LateService(Service):
         if wait is None:
             return False
         ranks = wait.late.ranks
+        kind = "late"
         if not ranks:  # they wait for each other, unless for one that is gone
-            ranks = wait.late.waiting
+            ranks = [rank]
+            kind = "failed"
             if any(map(_ends_well, members.values())):
                 return False
         text = wait.describe(_END_OF_HANG[bool(wait.late.ranks)], members, now)
         delay = self._facts.delay_after_timeout(members[rank])
         cause = from_late_failure(ranks, text, rank, end, delay)
-        self._emit(Conclude(cause, cause.headline))
+        self._emit(Conclude(cause, cause.headline, kind))
         return True
 
     def tick(self, now: float) -> None:

@@ -175,7 +175,8 @@ class RootCause:
     delay: float = of(_delay, default=0.0)
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
     restarts: bool = of(flag, default=False)  # whether another round follows
-    # The rank that failed because of `ranks`: its exit code is the first to be seen
+    # The rank that failed because of `ranks`, or of a wait for others that waited, too: its exit code
+    # is the first to be seen
     then: int | None = of(optional(number), default=None)
 
     @property
@@ -207,7 +208,7 @@ class RootCause:
             return 0.0 if is_first else self.delay
         if not is_first:
             return _FOLLOWING
-        if self.then is None:
+        if self.then in (None, *self.ranks):
             return _FINISHING
         # Without a delay no launcher sees how it ends.
         return max(self.delay, _FOLLOWING)
@@ -336,11 +337,11 @@ def from_late_failure(
     """Others have waited in vain for ranks, and one of those others has failed of a timeout."""
     held_up, _, rest = text.partition("; ")
     then = f"; then rank {failed} failed: "
-    begin = fitting(held_up, LONGEST_HEADLINE - len(then) - _ENOUGH)
+    timeout = fitting(timeout_text(end), _ENOUGH)
+    begin = fitting(held_up, LONGEST_HEADLINE - len(then) - len(timeout))
     if begin != held_up:
         rest = text
-    begin += then
-    headline = begin + fitting(timeout_text(end), LONGEST_HEADLINE - len(begin))
+    headline = begin + then + timeout
     lines = _rest([rest, f"rank {failed}: {end.failure_text()}"])
     return RootCause(
         ranks=tuple(ranks),

@@ -632,10 +632,12 @@ def _quotes(message: str) -> bool:
 def _quoted_last(lines: list[str]) -> str:
     """The last exception in a quoted traceback: its first line, below the frames."""
     text = "\n".join(lines)
-    _, _, quoted = text.rpartition(_QUOTED)
-    below = quoted.split("\n")[1:]
+    before, _, quoted = text.rpartition(_QUOTED)
+    prefix = before.rpartition("\n")[2]  # "[rank1]: ", for example
+    _, _, last_frame = quoted.rpartition('  File "')
+    below = [line.removeprefix(prefix) for line in last_frame.split("\n")[1:]]
     for number, line in enumerate(below):
-        if line[:1] not in ("", " ", _LEFT_OUT):  # neither a frame, nor what was left out
+        if line[:1] not in ("", " ", _LEFT_OUT):
             return _with_announced(below[number:])
     return _first(lines[::-1])
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -157,6 +158,28 @@ say(end(third).strip())
     expected = ["joined", refused, "closed", "joined", "closed"]
     ended = ranks(script, 2, "-m", "distboot")
     assert [(output.splitlines()[:5], code) for output, code in ended] == [(expected, 0)] * 2
+
+
+def test_processes_of_a_world_of_one_all_start(distboot: Run, tmp_path: Path) -> None:
+    # As without an agent, which this option asks for
+    child = """
+import sys, distboot
+with distboot.init("none") as ctx:
+    print(ctx.world_size, flush=True)
+    sys.stdin.readline()
+"""
+    script = f"""
+import subprocess, sys
+command = [sys.executable, "-c", {child!r}]
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+children = [subprocess.Popen(command, **pipes) for _ in range(2)]
+print([child.stdout.readline() for child in children])
+for child in children:
+    child.communicate("")
+"""
+    report = str(tmp_path / "report.json")
+    result = distboot("--report", report, "--", sys.executable, "-c", script)
+    assert (result.stdout, result.returncode) == ("['1\\n', '1\\n']\n", 0)
 
 
 @pytest.mark.ranks(2)

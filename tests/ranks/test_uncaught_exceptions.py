@@ -499,6 +499,13 @@ asyncio.run(main())""",
         ),
         ("ValueError", "ValueError: NaN", "<module> (train.py:6)", 0),
     ),
+    "worker whose lines begin with its rank": (
+        (
+            "raise ValueError('it failed:\\n[rank1]: Traceback (most recent call last):\\n"
+            '[rank1]:   File "x.py", line 1, in f\\n[rank1]: ValueError: NaN\\n\')'
+        ),
+        ("ValueError", "ValueError: NaN", "<module> (train.py:6)", 0),
+    ),
     "spawned process with lines after its error": (
         (
             "raise ValueError('\\n\\n-- Process 1 terminated with the following error:\\nTraceback (most recent call "
