@@ -4,9 +4,10 @@ The script of a rank whose agent has started it, or which has started its agent,
 from the beginning. Any other process connects to a name (`link_messages`), and has to show the
 token of a rank first; `distboot stacks` has no token, and may ask for stacks if the kernel says
 that it runs as the same user. A rank is one process: while the one that has got ready runs, and has
-not closed its context, any other process that shows the token of its rank is refused. Every
-connection is bounded: in the bytes of a message, in their
-number, and in the time for which it can keep the agent from other work.
+not closed its context, any other process that shows the token of its rank is refused.
+
+Every connection is bounded: in the bytes of a message, in their number, and in the time for which
+it can keep the agent from other work.
 """
 
 from __future__ import annotations
