@@ -57,6 +57,7 @@ _SHORT_PLACE = 32
 _TIMEOUT = re.compile(
     r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
 )
+_OWN_ERROR = "distboot.DistbootError: "
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
 _LONGEST_REST = _LONGEST_TEXT - LONGEST_HEADLINE - 40  # and how many lines more there were
@@ -287,6 +288,8 @@ def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> R
         f" {done[0].host_said}; then {victim}"
     )
     lines = then.text.removeprefix(then.headline)
+    if _OWN_ERROR in lines:  # which says no more than the headline
+        lines = ""
     (failed,) = then.ranks
     return replace(then, ranks=ranks, text=fitting(headline) + lines, then=failed)
 

@@ -221,7 +221,7 @@ FAULTS = [
         inject=do.close_port,
         env=QUIET,
         after=do.open_ports,
-        once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
+        once="rank 3 on nodeb: rank 0 on nodea .* answered again after",
     ),
     Fault(
         "cut-key",
@@ -230,7 +230,7 @@ FAULTS = [
         inject=do.cut_and_mend,
         env=QUIET,
         after=do.open_ports,
-        once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
+        once="rank 3 on nodeb: rank 0 on nodea .* answered again after",
     ),
     Fault(
         "cut-stop",

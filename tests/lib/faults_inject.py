@@ -158,7 +158,7 @@ def stop_while_cut(job: Job) -> None:
 
 
 def _are_back(job: Job) -> bool:
-    return job.output().count("answers again, after") >= 4  # two agents, and rank 0's of each
+    return job.output().count("answered again after") >= 4  # two agents, and rank 0's of each
 
 
 def _close_agents(job: Job) -> None:

@@ -119,7 +119,7 @@ start()
     ] * 2
 
 
-@pytest.mark.parametrize("framework", ["none", "torch"])
+@pytest.mark.parametrize("framework", ["none", pytest.param("torch", marks=pytest.mark.all)])
 def test_second_process_of_a_rank_is_refused(ranks: Ranks, framework: str) -> None:
     # Children of the command, as after half of a move away from `mp.spawn`, or below a shell
     child = f"""
