@@ -172,11 +172,15 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; `OSError`: they do not come."""
+    """So many bytes; `OSError`: they do not come within `_ANSWER`, also if a byte comes now and then."""
+    end = time.perf_counter() + _ANSWER
     data = b""
     while len(data) < size:
+        left = end - time.perf_counter()
+        connection.settimeout(max(left, 0.001))
         more = connection.recv(size - len(data))
         if not more:
             raise ConnectionError("it closed the connection")
         data += more
+    connection.settimeout(_ANSWER)
     return data

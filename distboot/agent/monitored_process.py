@@ -168,10 +168,11 @@ class MonitoredProcess:
         if self._is_first(end):
             # Now: with process 1 of a container this agent ends, too
             member = self.of.shell.facts.members[self.of.rank]
-            from . import platform_log  # here, as most scripts end well
-
             cause = from_exit(member, end, 0.0)
-            platform_log.write(cause.text)
+            with suppress(OSError):  # no file left, also for the module
+                from . import platform_log  # here, as most scripts end well
+
+                platform_log.write(cause.text)
         if end.hides_failure and not end.is_secondary:
             member = self.of.shell.facts.members[self.of.rank]
             self.of.shell.say(f"warning: {from_hidden(member, end)}; {_REMEDY}", self.of.rank)

@@ -12,6 +12,13 @@ from itertools import chain, groupby
 
 from .patterns import pattern
 
+# Of a signed URL, or of a connection string
+_PARAMETERS = (
+    r"sig|([\w-]+[-_])?(signature|token)|pass(word)?|pwd|secret|api[-_]?key",
+    r"AccountKey|SharedAccessKey|Shared\w+Signature",
+)
+SECRET_PARAMETERS = "|".join(_PARAMETERS)
+_SECRET_VALUE = pattern(rf"((?:^|[?&;])\s*(?:{SECRET_PARAMETERS})=)[^&;]+", re.IGNORECASE)
 _MAPPED = pattern(r"::ffff:(?=.*\.)")
 _CPU_LIST = pattern(r"(\d{1,5}(-\d{1,5})?(,|$))*")
 _MOST_CPUS = 16_384  # Linux 6.17 knows 8,192
@@ -30,6 +37,7 @@ def short_repr(value: object) -> str:
     if isinstance(value, str):  # user:password@host, or a token in place of both
         before_host = value.rpartition("@")[0]
         value = value.replace(f"{before_host}@", "***@", 1)
+        value = _SECRET_VALUE.sub(r"\1***", value)
     text = repr(value)
     if len(text) > _LONGEST:
         text = text[:_LONGEST] + "…"

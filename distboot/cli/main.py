@@ -33,9 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
         # If standard error is full or closed, the exit code is all that there is
         with suppress(OSError, AttributeError):
             write(sys.stderr, _colored(printed(error)))
-        from ..agent import platform_log  # here, as it is rarely needed
+        with suppress(OSError):  # no file left, also for the module
+            from ..agent import platform_log  # here, as it is rarely needed
 
-        platform_log.write(str(error))
+            platform_log.write(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         from .signals import end_by_interrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from .. import frameworks
 from ..agent import supervisor
@@ -161,9 +162,10 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
         end_if_left(placement.who, programs)
     code = supervisor.run([command], grace=options.grace)
     if code:
-        from ..agent import platform_log  # here, as most end well
+        with suppress(OSError):  # no file left, also for the module
+            from ..agent import platform_log  # here, as most end well
 
-        platform_log.write(f"exit code {code}: the output of the script says why")
+            platform_log.write(f"exit code {code}: the output of the script says why")
     return code
 
 

@@ -100,14 +100,15 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
         return [note]
     if _is_of_outer(theirs, outer):
         return []
+    error = conflict(
+        placement,
+        name,
+        rank,
+        world_size,
+        ignored,
+    )
     if world_size != placement.world_size:
-        raise conflict(
-            placement,
-            name,
-            rank,
-            world_size,
-            ignored,
-        )
+        raise error
     # An inner launcher with exactly one process for each outer one makes no sense: RANK was
     # exported once, in a batch script for example, or it is the user's own order of the same
     # processes.
@@ -116,13 +117,7 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
     # Unless it was set below a rank of distboot, which had its own RANK
     environment = claim.environment
     if outer.was_replaced("RANK", environment.whole):
-        raise conflict(
-            placement,
-            name,
-            rank,
-            world_size,
-            ignored,
-        )
+        raise error
     source = theirs.source("rank")
     difference = f"says {placement.rank} where {source} says {rank}"
     return [f"{note}, and {difference}"]

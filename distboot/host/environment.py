@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 
+from ..base.text import SECRET_PARAMETERS
 from .accelerators import VISIBILITY
 
 Digests = tuple[tuple[str, str], ...]
@@ -48,12 +49,8 @@ _NAMES_SECRET = re.compile(
 )
 # user:password@host, or a token in place of both; a signed URL; a connection string
 _HAS_LOGIN = re.compile(
-    r"""
-    ://[^/\s]+@
-    |(^|[?&;])\s*(sig|([\w-]+[-_])?signature|AccountKey|SharedAccessKey|Shared\w+Signature
-    |([\w-]+[-_])?token|pass(word)?|pwd|secret|api[-_]?key)=
-    """,
-    re.VERBOSE | re.IGNORECASE,
+    rf"://[^/\s]+@|(^|[?&;])\s*({SECRET_PARAMETERS})=",
+    re.IGNORECASE,
 )
 
 

@@ -38,9 +38,11 @@ def _write(error: DistbootError | None) -> None:
     # Ctrl-C is not a failure. And after these imports Python would not end by SIGINT.
     if isinstance(last, KeyboardInterrupt):
         return
-    from ..agent import platform_log  # here, as most scripts end well
-    from ..script.exceptions import chain
-
+    try:
+        from ..agent import platform_log  # here, as most scripts end well
+        from ..script.exceptions import chain
+    except OSError:  # no file left
+        return
     assert last is not None
     led_to_it = map(id, chain(last))
     if id(error) in led_to_it:

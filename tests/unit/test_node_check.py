@@ -462,6 +462,21 @@ def test_silent_strangers_do_not_keep_a_neighbor_out(server: link_probe.LinkServ
         stranger.close()
 
 
+def test_slow_strangers_do_not_keep_a_neighbor_out(server: link_probe.LinkServer) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    question = Probe(1, "127.0.0.1", server.port, server.token)
+    sent = 0
+    while link_probe.probe(question, "").problem:
+        for stranger in strangers:
+            with suppress(OSError):
+                stranger.sendall(b"0")
+        sent += 1
+        threading.Event().wait(0.1)  # between two bytes
+    for stranger in strangers:
+        stranger.close()
+    assert sent < len(server.token) / 2
+
+
 def test_neighbor_that_floods_is_read_for_a_moment(server: link_probe.LinkServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as flood:
         flood.settimeout(5)

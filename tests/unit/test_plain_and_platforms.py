@@ -250,6 +250,8 @@ def test_message_is_bounded_and_escaped() -> None:
         "user:hunter2 hunter2@host",
         "http://u:hun@ter2@host",
         "https://hunter2@host:80",
+        "https://host/x?token=hunter2&y=1",
+        "AccountName=a;AccountKey=hunter2=",
         "user:" + "hunter2" * 50 + "@host",
         "x" * 185 + "user:hunter2hunter2@host",
     ],
