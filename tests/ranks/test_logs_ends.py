@@ -52,7 +52,10 @@ def test_file_blames_nobody_for_our_own_kill(distboot: Run, tmp_path: Path) -> N
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists('ignores'):\n"
+        "        time.sleep(0.01)\n"
         "    sys.exit(3)\n"
+        "open('ignores', 'w').close()\n"
         "time.sleep(300)\n"
     )
     (tmp_path / "train.py").write_text(text)
