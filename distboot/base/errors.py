@@ -164,7 +164,7 @@ def printed(error: DistbootError) -> str:
 
 
 def already_joined(process: int, how: str = "") -> DistbootError:
-    """The error of a second process that would be the same rank; `how` that one came to be."""
+    """The error of a process that would be a rank which another one is; `how` these are related."""
     return DistbootError(
         "already-joined",
         f"this rank has joined already, as process {process}{how}",

@@ -17,7 +17,7 @@ from ..base.settings import (
     warn_of_ineffective,
     warn_of_unknown,
 )
-from ..base.text import escape_control, log_line, short_repr
+from ..base.text import escape_control, log_line
 from ..detection import export
 from ..detection.detect import refuse_unless_rank
 from ..detection.here import detect_here
@@ -117,11 +117,9 @@ def _run_rank(launch: Launch, placement: Placement) -> int:
     if rendezvous_setting(launch.environ) and _needs_agent(launch, placement):
         return _run_in_job(launch, placement, launch.target.missing() or problem, logs)
     if options.report and placement.rank == 0:
-        log_line(
-            placement.who,
-            f"warning: {short_repr(options.report)} is not written: a report needs the rendezvous, "
-            "which DISTBOOT_RENDEZVOUS=0 turns off",
-        )
+        from ..startup.start_report import warn_of_no_report  # here, as few jobs need it
+
+        warn_of_no_report(placement.who, options.report)
     problem = launch.target.problem or problem
     if problem is not None:
         raise problem

@@ -337,7 +337,10 @@ def from_late(ranks: Sequence[int], text: str, stacks: Sequence[str] = ()) -> Ro
 def from_late_failure(
     ranks: Sequence[int], text: str, failed: int, end: ExitStatus, delay: float
 ) -> RootCause:
-    """Others have waited in vain for ranks, and one of those others has failed of a timeout."""
+    """A rank has failed of a timeout, as it waited for `ranks`, or as all waited for each other.
+
+    In the second case `ranks` is the rank that failed itself.
+    """
     held_up, _, rest = text.partition("; ")
     then = f"; then rank {failed} failed: "
     timeout = fitting(timeout_text(end), _ENOUGH)

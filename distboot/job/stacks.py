@@ -169,10 +169,7 @@ def where(stacks: Stacks) -> str:
     if not shown:
         state = escape_control(stacks.state)
         return state or AT_ITS_END
-    function, file, line = parts(shown[0])
-    function = called or function
-    name = _name_of(file)
-    return _joined(stacks, f"in {function} ({name}:{line})")
+    return _joined(stacks, _place(shown[0], called))
 
 
 def _joined(stacks: Stacks, place: str) -> str:
@@ -217,14 +214,17 @@ def partings(stacks: Mapping[int, Stacks | None]) -> dict[int, str]:
     levels = zip(*paths, strict=False)
     differing = filter(lambda frames: len(set(frames)) > 1, levels)
     parted = next(differing, ())
-    places = map(_as_place, parted)
-    return dict(zip(stacks, places, strict=False))
+    places = map(_place, parted)
+    in_a_line = map(" {}".format, places)
+    return dict(zip(stacks, in_a_line, strict=False))
 
 
-def _as_place(one: str) -> str:
+def _place(one: str, called: str = "") -> str:
+    """`"in load_batch (data.py:41)"`: the function of a frame, or what it has called, and its line."""
     function, file, line = parts(one)
+    function = called or function
     name = _name_of(file)
-    return escape_control(f" in {function} ({name}:{line})")
+    return escape_control(f"in {function} ({name}:{line})")
 
 
 def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:

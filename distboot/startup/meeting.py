@@ -20,7 +20,7 @@ from .. import frameworks
 from ..agent.meet import join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
-from ..base.text import log_line, short_repr
+from ..base.text import log_line
 from ..detection.export import (
     EnvTransaction,
     require_master,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..agent.link_messages import StartEnded
     from ..agent.sidecar_start import Sidecar
     from ..rendezvous.membership import JoinResult
-    from .start_report import StartReport
+    from .start_report import StartReport, warn_of_no_report
 
 _starts = itertools.count(1)  # how often the ranks below a wrapper have started a framework
 
@@ -81,11 +81,7 @@ def meet(
     startup = StartReport(report, call.placement, tell)
     if not has_rendezvous:
         if report is not None:
-            log_line(
-                call.placement.who,
-                f"warning: {short_repr(report)} is not written: a report needs the rendezvous, "
-                "which DISTBOOT_RENDEZVOUS=0 turns off",
-            )
+            warn_of_no_report(call.placement.who, report)
         wait_until_resolves(call.placement, call.join_timeout)
         return nullcontext(alone(call.placement, call.join_timeout))
     from ..agent.sidecar_start import Sidecar

@@ -15,7 +15,17 @@ from ..agent.link_messages import StartEnded
 from ..agent.session import Session
 from ..base.errors import DistbootError
 from ..base.process import FROM_OUTSIDE
+from ..base.text import log_line, short_repr
 from ..detection.placement import Placement
+
+
+def warn_of_no_report(who: str | None, path: str) -> None:
+    """Warn of a report that nobody writes."""
+    log_line(
+        who,
+        f"warning: {short_repr(path)} is not written: a report needs the rendezvous, which "
+        "DISTBOOT_RENDEZVOUS=0 turns off",
+    )
 
 
 class StartReport:
