@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from ..job import effects as of_job
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .restarts import Restarts
 
 _LATER = 2.0  # seconds beyond the timeout of a key for the answer of rank 0
+_was_terminated = attrgetter("was_terminated")
 CAUSE = "cause"  # the topic of the line that says why the job ends
 
 
@@ -142,7 +144,9 @@ class Shell:
         """The launcher's process above our ranks is gone: they fail, and do not start again."""
         self.facts.is_orphaned = True
         self.facts.may_restart = False
-        for member in self.facts.running():
+        # Its helpers may have sent SIGTERM before it could be seen to be gone, as Horovod's do
+        terminated = filter(_was_terminated, self.facts.own)
+        for member in (*self.facts.running(), *terminated):
             end = ExitStatus(
                 cause=why,
                 when=time.time(),

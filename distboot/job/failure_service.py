@@ -108,7 +108,8 @@ class FailureService(Service):
         assert end is not None
         if not self._facts.is_detected(member):
             return
-        if end.terminated_by is not None and not end.stopped_by_us:
+        if member.was_terminated:
+            assert end.terminated_by is not None
             self._analysis.terminating(member, end.terminated_by, now)
         elif end.is_failure and member.failing is None:
             self._analysis.failed(member, end, now)

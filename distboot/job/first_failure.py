@@ -133,8 +133,10 @@ class RootCauseAnalysis:
     def conclude(self, now: float) -> FailureReport | None:
         """The root cause of what was reported, once it is certain; None: not yet."""
         report = self.awaited()
-        # When all ranks have ended, nothing more arrives.
-        if report.due > now and any(map(_is_reachable, self.members)):
+        # When all ranks have ended, nothing more arrives, but that the launcher that stopped them is
+        # gone itself.
+        may_hear_more = report.kind == "stopped" or any(map(_is_reachable, self.members))
+        if report.due > now and may_hear_more:
             return None
         may_explain = operator.methodcaller("may_explain", now)
         if report.is_secondary and any(map(may_explain, self.members)):

@@ -117,6 +117,13 @@ class RankState:
     def has_succeeded(self) -> bool:
         return self.end is not None and self.end.succeeded
 
+    @property
+    def was_terminated(self) -> bool:
+        """Whether a signal from outside has ended it."""
+        if self.end is None or self.end.stopped_by_us:
+            return False
+        return self.end.terminated_by is not None
+
     def can_be_located(self, now: float) -> bool:
         """Whether it runs; one that ends without a failure is left alone, as long as that may take."""
         runs = (self.is_open, self.pid > 0, not self._is_leaving(now))

@@ -50,6 +50,8 @@ from distboot.rendezvous.messages import (
 
 KILLED = ExitStatus(signal=9, when=1.0)
 WELL = ExitStatus(code=0, when=1.0)
+TERMINATED = ExitStatus(signal=15, when=1.0)
+ORPHANED = ExitStatus(cause="its launcher is gone: horovodrun (process 7)", when=1.0)
 CODE_3 = ExitStatus(code=3, when=1.0)
 BUG = raised("ValueError: boom", "train.py:7", when=1.0)
 PEER_CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456"
@@ -222,6 +224,19 @@ FIRST_FAILURE: dict[str, list[Row]] = {
                 "record: exited 2",
                 "record: root_cause 2",
                 "conclude: rank 2",
+            ],
+        ),
+    ],
+    "nor is one that helpers of a launcher send that is gone": [
+        *((exits(rank, TERMINATED), [f"record: exited {rank}"]) for rank in range(4)),
+        (
+            fails(0, ORPHANED),
+            [
+                "say: rank 0 failed first: its launcher is gone: horovodrun (process 7), on host-0",
+                "all <- Abort",
+                "record: failing 0",
+                "record: root_cause 0",
+                "conclude: rank 0",
             ],
         ),
     ],
