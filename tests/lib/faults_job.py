@@ -179,8 +179,14 @@ class Job:
     def await_(self, condition: Callable[[], bool], limit: float, what: str) -> None:
         """Wait for a condition; TimeoutError with the job's output when it does not come, or the launcher has gone."""
         end = time.monotonic() + limit
-        while not condition():
-            if time.monotonic() > end or any(each.poll() is not None for each in self.started):
+        while True:
+            # Before the condition, which what ended just now may have made true
+            is_over = time.monotonic() > end or any(
+                each.poll() is not None for each in self.started
+            )
+            if condition():
+                return
+            if is_over:
                 message = f"waited for {what}:\n{self.output()[-6000:]}"
                 raise TimeoutError(message)
             time.sleep(0.02)
