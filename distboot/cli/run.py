@@ -116,10 +116,10 @@ def _run_rank(launch: Launch, placement: Placement) -> int:
         problem = error
     if rendezvous_setting(launch.environ) and _needs_agent(launch, placement):
         return _run_in_job(launch, placement, launch.target.missing() or problem, logs)
-    if options.report and placement.rank == 0:
+    if options.report:
         from ..startup.start_report import warn_of_no_report  # here, as few jobs need it
 
-        warn_of_no_report(placement.who, options.report)
+        warn_of_no_report(placement, options.report)
     problem = launch.target.problem or problem
     if problem is not None:
         raise problem

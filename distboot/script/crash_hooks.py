@@ -26,8 +26,8 @@ from .show_exception import print_interrupted, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import faulthandler
-    import signal
+    import faulthandler  # noqa: TC004 - loaded late, by a function
+    import signal  # noqa: TC004 - the same
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import Any

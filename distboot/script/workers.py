@@ -27,7 +27,7 @@ from functools import cache, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
+    import signal  # noqa: TC004 - loaded late, by a function
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..agent.link_messages import StartEnded
     from ..agent.sidecar_start import Sidecar
     from ..rendezvous.membership import JoinResult
-    from .start_report import StartReport, warn_of_no_report
+    from .start_report import StartReport
 
 _starts = itertools.count(1)  # how often the ranks below a wrapper have started a framework
 
@@ -73,7 +73,7 @@ def meet(
     if has_rendezvous and call.placement.world_size == 1 and report is None:
         # A process that is alone needs no agent
         return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
-    from .start_report import StartReport
+    from .start_report import StartReport, warn_of_no_report
 
     tell = None
     if call.supervision.keeps_events:
@@ -81,7 +81,7 @@ def meet(
     startup = StartReport(report, call.placement, tell)
     if not has_rendezvous:
         if report is not None:
-            warn_of_no_report(call.placement.who, report)
+            warn_of_no_report(call.placement, report)
         wait_until_resolves(call.placement, call.join_timeout)
         return nullcontext(alone(call.placement, call.join_timeout))
     from ..agent.sidecar_start import Sidecar

@@ -19,10 +19,12 @@ from ..base.text import log_line, short_repr
 from ..detection.placement import Placement
 
 
-def warn_of_no_report(who: str | None, path: str) -> None:
-    """Warn of a report that nobody writes."""
+def warn_of_no_report(placement: Placement, path: str) -> None:
+    """Warn of a report that nobody writes; rank 0 does, which would write it."""
+    if placement.rank != 0:
+        return
     log_line(
-        who,
+        placement.who,
         f"warning: {short_repr(path)} is not written: a report needs the rendezvous, which "
         "DISTBOOT_RENDEZVOUS=0 turns off",
     )

@@ -253,13 +253,27 @@ def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
     running.codes()
 
 
+_NO_REPORT = "is not written: a report needs the rendezvous, which DISTBOOT_RENDEZVOUS=0 turns off"
+
+
 def test_report_that_cannot_be_had_is_said(distboot: Run, tmp_path: Path) -> None:
     done = distboot("--report", "job.json", "train.py", train="", env={"DISTBOOT_RENDEZVOUS": "0"})
     assert (done.returncode, (tmp_path / "job.json").exists()) == (0, False)
-    assert (
-        "is not written: a report needs the rendezvous, which DISTBOOT_RENDEZVOUS=0 turns off"
-        in done.stderr
+    assert _NO_REPORT in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
+def test_init_says_so_on_rank_0_alone(run: Run, rank: str, said: int) -> None:
+    env = {"DISTBOOT_RENDEZVOUS": "0", "DISTBOOT_REPORT": "job.json"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    numbers = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    done = run(
+        sys.executable,
+        "-c",
+        "import distboot; distboot.init('none')",
+        env={**env, **address, **numbers},
     )
+    assert (done.returncode, done.stderr.count(_NO_REPORT)) == (0, said), done.stderr
 
 
 def test_secret_is_passed_on_to_nobody(start: Start) -> None:
