@@ -1,18 +1,18 @@
 """Rank 0's agent keeps the metrics of its job (`report/metrics`) in a file, for Prometheus.
 
 The file is written each second at most, and each 15 seconds, as times go on without events. It is
-replaced as a whole; a link at its place is replaced, too, and not followed.
+replaced as a whole; a link at its place to a file is replaced, too, and not followed.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from contextlib import suppress
 
 from ..base.text import short_repr
+from ..report.files import is_of_each_process, is_special
 from ..report.metrics import Metrics
 from .state_writer import StateWriter
 
@@ -49,9 +49,6 @@ class MetricsFile(StateWriter):
 
 
 def _refuse_special(path: str) -> None:
-    """Refuse a folder, a pipe and a device, which would be replaced."""
-    with suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        is_replaced = any((stat.S_ISREG(mode), stat.S_ISLNK(mode)))
-        if not is_replaced:
-            raise OSError(errno.EINVAL, "it is not a regular file")
+    """Refuse a folder, a pipe and a device, and a link to one, which would be replaced."""
+    if is_special(path) or is_of_each_process(path):
+        raise OSError(errno.EINVAL, "it is not a regular file")

@@ -35,8 +35,10 @@ _OUTCOMES = {
 _TITLES = {False: "First failure", True: "Why it did not start"}
 _READER_TIMEOUT = 3.0  # seconds for which the reader of a pipe may take nothing
 _FIRST_LINE = 4096  # bytes of a journal that show what it is
-# The sidecar's output is not the script's, and a log must not be replaced.
-_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
+# The sidecar's output is not the script's, and a log must not be replaced, nor what is in /dev
+_OF_EACH_PROCESS = ("/dev/std", "/dev/fd", "/proc/")
+_WHY_NO_FILE = "it is a different file for each process"
+_MOST_LINKS = 40  # as the kernel follows
 
 
 def unwritable(path: str) -> DistbootError | None:
@@ -56,8 +58,8 @@ def _why_unwritable(path: str) -> str | None:
     try:
         if os.path.isdir(path):
             return "it is a directory"
-        if path.startswith(_OWN_OUTPUT):
-            return "it is a different file for each process"
+        if is_of_each_process(path):
+            return _WHY_NO_FILE
         if not is_special(path):  # the reader of a pipe may come later
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
@@ -121,6 +123,8 @@ def write_text(path: str, text: str) -> None:
     if is_special(path):
         _write_special(path, data)
         return
+    if is_of_each_process(path):
+        raise OSError(errno.EINVAL, _WHY_NO_FILE)
     descriptor, part, place = _start_file(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -192,6 +196,20 @@ def _text(value: str, most: int = 300) -> str:
 def is_special(path: str) -> bool:
     """Whether a pipe or a device is at this path."""
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def is_of_each_process(path: str) -> bool:
+    """Whether it is `/dev/stdout` or its like, or leads there: not to be replaced by a file."""
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(os.path.abspath(path))
+        place = os.path.join(os.path.realpath(folder), name)
+        place = f"/{place.lstrip('/')}"  # of two slashes at its beginning, POSIX keeps both
+        if place.startswith(_OF_EACH_PROCESS):
+            return True
+        if not os.path.islink(place):
+            return False
+        path = os.path.join(os.path.dirname(place), os.readlink(place))
+    return False
 
 
 def _start_file(path: str) -> tuple[int, str, str]:

@@ -115,11 +115,21 @@ def _not_a_journal(path: str, why: str) -> DistbootError:
 
 
 def _write_page(path: str, page: str) -> None:
+    if _is_standard_output(path):  # not to be replaced: others write to it, too
+        emit(page)
+        return
     try:
         files.write_text(path, page)
     except OSError as error:
         text = f"the page {short_repr(path)} cannot be written: {error.strerror}"
         raise DistbootError("output-failed", text, "let --html name another file") from None
+
+
+def _is_standard_output(path: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except (OSError, ValueError):  # there is no such file, or it has no such name
+        return False
 
 
 def _lines(content: dict[str, Any]) -> list[str]:

@@ -162,6 +162,17 @@ def test_report_of_damaged_journal_needs_no_stderr(run: Run, tmp_path: Path, std
     assert (done.returncode, done.stdout) == (0, shown.stdout)
 
 
+@pytest.mark.parametrize("path", ["/dev/stdout", "/proc/self/fd/1", "log"])
+def test_page_on_standard_output_replaces_no_log(run: Run, tmp_path: Path, path: str) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    command = f"{sys.executable} -m distboot report {_JOURNAL} --html {path}"
+    assert run("sh", "-c", f"({command}; echo after) >> log").returncode == 0
+    text = log.read_text()
+    assert text.startswith("before\n<!doctype html>")
+    assert text.endswith("</html>\n\nafter\n")
+
+
 def test_empty_name_of_page_is_refused(distboot: Run, tmp_path: Path) -> None:
     done = distboot("report", str(_JOURNAL), "--html", "")
     assert (done.returncode, done.stdout) == (74, "")

@@ -1,5 +1,6 @@
 """The file that DISTBOOT_METRICS names, of real jobs: when it is written, and what a bad path costs."""
 
+import os
 import re
 import shlex
 import sys
@@ -102,6 +103,14 @@ BAD_PATHS = {
     "/dev/full": "it is not a regular file",
     "nowhere/job.prom": "No such file or directory",
 }
+
+
+def test_link_to_a_device_or_output_stays(run: Run, tmp_path: Path) -> None:
+    for name, place in {"null": "/dev/null", "output": "/dev/stdout"}.items():
+        (tmp_path / name).symlink_to(place)
+        done = run(*WRAPPER, "train.py", train="", env={"DISTBOOT_METRICS": name})
+        assert (done.returncode, os.readlink(tmp_path / name)) == (0, place)
+        assert "it is not a regular file" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "why"), BAD_PATHS.items())

@@ -353,8 +353,16 @@ def test_earlier_report_survives_a_failed_write(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
-def test_own_output_is_no_file_for_a_report(path: str) -> None:
+_OUTPUTS = ["/dev/stdout", "//dev/stdout", "/dev/./fd/1", "/proc/self/fd/2", "link"]
+
+
+@pytest.mark.parametrize("path", _OUTPUTS)
+def test_own_output_is_no_file_for_a_report(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "second").symlink_to("/dev/stderr")
+    (tmp_path / "link").symlink_to("second")
     assert "a different file for each process" in str(unwritable(path))
 
 
