@@ -36,9 +36,13 @@ class Framework(NamedTuple):
     variable: str  # any other environment with it tells the framework its rank
 
 
+# `import horovod`, `from horovod`, `import torch as t, horovod`
+_IMPORT_OF = r"(?:from|import(?:[ \t]+[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,)*)[ \t]+{}\b"
+# Anywhere in a line of code: after `try:` and `import os;`, too, but in no comment or string
+_IN_A_LINE = rf"""^(?:[^#"'\n]*[:;])?[ \t]*{_IMPORT_OF}"""
 _FRAMEWORKS = {
     "horovod": Framework(
-        pattern(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
+        pattern(_IN_A_LINE.format("horovod"), re.MULTILINE),
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
@@ -50,12 +54,13 @@ _FRAMEWORKS = {
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
-# Not within a function, where libraries that can do without it import it
-_IMPORTS_MPI = pattern(r"^(?:import|from)[ \t]+mpi4py\b", re.MULTILINE)
+# Not within a function, where libraries that can do without it import it; but below a `try:`
+_OUTERMOST = rf"^(?:try:(?:[ \t]*(?:#.*)?\n)?[ \t]+)?{_IMPORT_OF}"
+_IMPORTS_MPI = pattern(_OUTERMOST.format("mpi4py"), re.MULTILINE)
 # Beginnings of variables of whatever starts MPI: Slurm and Flux may not
 _OFFERS_OF_MPI = ("PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY")
 _MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
-_IMPORTS_DISTBOOT = pattern(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
+_IMPORTS_DISTBOOT = pattern(_IN_A_LINE.format("distboot"), re.MULTILINE)
 
 
 def misplaced_options(target: Target) -> list[str]:
@@ -132,7 +137,7 @@ def missing_framework_option(
     name = _framework_without_variables(text, placement, environ)
     if name is None:
         return None
-    script = target.script
+    script = target.as_given
     command = script
     if target.is_command:
         command = f"-- python {script}"
@@ -167,7 +172,7 @@ def missing_mpi(
     if calls_init or not is_used:
         return None
     return (
-        f"warning: {target.script} imports mpi4py, and {what} is a world of its own, and may "
+        f"warning: {target.as_given} imports mpi4py, and {what} is a world of its own, and may "
         f"train separately; start the job with {_MPI_REMEDY}"
     )
 

@@ -117,9 +117,19 @@ class Target(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The beginning of the script that a Python runs; empty if it cannot be read."""
-        script = self.script
-        return beginning(script)
+        """The beginning of what a Python runs; empty if it cannot be read."""
+        path = self.script
+        if path == "-m":
+            path = _file_of_module(self.of_python[1])
+        return beginning(path)
+
+    @property
+    def as_given(self) -> str:
+        """`"train.py"`, or `"-m package.train"`."""
+        words = self.of_python
+        if words[:1] == ["-m"]:
+            return " ".join(words[:2])
+        return self.script
 
     def missing(self) -> DistbootError | None:
         """The error if this host does not have what is to run; other ranks may have it."""
@@ -231,6 +241,14 @@ def _after_dashes(command: str) -> str:
     if "@" in shown:  # it may be a URL with a password
         shown = "COMMAND"
     return f"any other command goes after '--': -- {shown} …"
+
+
+def _file_of_module(name: str) -> str:
+    """The file of a module in the working directory, where `python -m` looks first."""
+    path = name.replace(".", os.sep)
+    if os.path.isdir(path):
+        path = os.path.join(path, "__main__")
+    return f"{path}.py"
 
 
 def _missing_module(name: str) -> DistbootError | None:

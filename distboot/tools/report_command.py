@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from contextlib import suppress
 from typing import Any
 
 from ..base.errors import DistbootError
@@ -126,10 +127,9 @@ def _write_page(path: str, page: str) -> None:
 
 
 def _is_standard_output(path: str) -> bool:
-    try:
+    with suppress(OSError, ValueError):  # there is no such file, or it has no such name
         return os.path.samestat(os.stat(path), os.fstat(1))
-    except (OSError, ValueError):  # there is no such file, or it has no such name
-        return False
+    return False
 
 
 def _lines(content: dict[str, Any]) -> list[str]:

@@ -129,6 +129,10 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
         ("import horovod.torch as hvd", ("--framework", "none"), None),
         ("import distboot\n    import horovod.torch as hvd", (), None),
         ("pass  # import horovod", (), None),
+        ("'values that come from horovod'", (), None),
+        ("import torch as t, horovod.torch as hvd", (), "horovod"),
+        ("import os; from horovod import torch", (), "horovod"),
+        ("try: import horovod.torch as hvd\n    except ImportError: pass", (), "horovod"),
         ("import horovod.torch as hvd", ("--", sys.executable), "horovod"),
         ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
     ],
@@ -151,14 +155,24 @@ def test_script_whose_ranks_train_apart_is_warned_of(
     assert (said in ended[0].err) == bool(named)
 
 
+_IMPORT = "from mpi4py import MPI\n"
+
+
 @pytest.mark.parametrize(
     ("count", "text", "is_said"),
-    [("2", "", True), ("2", "import distboot\n", False), ("1", "", False)],
+    [
+        ("2", _IMPORT, True),
+        ("2", "import sys, mpi4py.MPI as MPI\n", True),
+        ("2", f"try:  # there may be none\n    {_IMPORT}except ImportError:\n    pass\n", True),
+        ("2", f"def save():\n    {_IMPORT}", False),
+        ("2", f"import distboot\n{_IMPORT}", False),
+        ("1", _IMPORT, False),
+    ],
 )
 def test_script_without_its_mpi_is_warned_of(
     distboot: Run, count: str, text: str, is_said: bool
 ) -> None:
-    script = f"raise SystemExit\n{text}from mpi4py import MPI\n"
+    script = f"raise SystemExit\n{text}"
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
     said = "warning: train.py imports mpi4py, and launcher 'distboot' has not started MPI"
     assert (done.returncode, said in done.stderr) == (0, is_said), done.stderr
@@ -180,15 +194,20 @@ def test_framework_mpi_without_mpi_is_refused(distboot: Run, environ: dict[str, 
     assert "has not started MPI: each rank would be a world of its own" in done.stderr
 
 
-@pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
+@pytest.mark.parametrize(
+    ("count", "target", "is_said"),
+    [("1", "train.py", False), ("2", "train.py", True), ("2", "-m train", True)],
+)
 def test_ranks_training_apart_on_one_node_are_warned(
-    distboot: Run, count: str, is_said: bool
+    distboot: Run, count: str, target: str, is_said: bool
 ) -> None:
     script = "if False:\n    import horovod.torch as hvd\n"
-    done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
+    words = target.split()
+    done = distboot("run", "--nproc-per-node", count, *words, train=script)
     remedy = (
-        "trains separately: python -m distboot run --framework horovod "
-        f"--nproc-per-node {count} train.py\n"
+        f"warning: {target} starts horovod, which reads variables of its own, and without them "
+        "each rank trains separately: python -m distboot run --framework horovod "
+        f"--nproc-per-node {count} {target}\n"
     )
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
