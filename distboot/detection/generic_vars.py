@@ -100,27 +100,38 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
         return [note]
     if _is_of_outer(theirs, outer):
         return []
-    error = conflict(
-        placement,
-        name,
-        rank,
-        world_size,
-        ignored,
-    )
-    if world_size != placement.world_size:
-        raise error
     # An inner launcher with exactly one process for each outer one makes no sense: RANK was
     # exported once, in a batch script for example, or it is the user's own order of the same
     # processes.
-    if rank == placement.rank:
+    if (rank, world_size) == (placement.rank, placement.world_size):
         return []
     # Unless it was set below a rank of distboot, which had its own RANK
     environment = claim.environment
     if outer.was_replaced("RANK", environment.whole):
-        raise error
+        raise _replaced(placement, rank, world_size)
+    if world_size != placement.world_size:
+        raise conflict(
+            placement,
+            name,
+            rank,
+            world_size,
+            ignored,
+        )
     source = theirs.source("rank")
     difference = f"says {placement.rank} where {source} says {rank}"
     return [f"{note}, and {difference}"]
+
+
+def _replaced(placement: Placement, rank: int, world_size: int) -> DistbootError:
+    """The error for a process below a rank that the script has numbered anew."""
+    outer = f"rank {placement.rank} of {placement.world_size}"
+    return DistbootError(
+        "conflicting-launchers",
+        f"this process is below {outer}, and RANK and WORLD_SIZE were set below that to "
+        f"rank {rank} of {world_size}",
+        "the ranks run already: remove what starts more of them in the script, such as mp.spawn; "
+        "or let the script start them all, without --nproc-per-node or another launcher",
+    ).of(UNKNOWN_RANK)
 
 
 def _is_of_outer(reader: EnvReader, outer: InheritedEnv) -> bool:

@@ -265,8 +265,9 @@ def test_rank_set_below_a_rank_is_refused() -> None:
     with pytest.raises(DistbootError) as refusal:
         detect({**_exported(mpi), "RANK": "0"})
     assert refusal.value.code == "conflicting-launchers"
-    assert "openmpi says rank 2 of 4" in refusal.value.message
-    assert "torch says rank 0 of 4" in refusal.value.message
+    said = "below rank 2 of 4, and RANK and WORLD_SIZE were set below that to rank 0 of 4"
+    assert said in refusal.value.message
+    assert "remove what starts more of them in the script, such as mp.spawn" in refusal.value.hint
 
 
 def test_exports_count_where_launcher_variables_are_missing() -> None:
