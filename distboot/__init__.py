@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["Context", "DistbootError", "Placement", "__version__", "detect", "init"]
 
 # `import distboot` costs next to nothing: each public name is imported when it is first used (PEP 562). Editors and
@@ -14,6 +16,15 @@ _HOMES = {
     "detect": "detection.detect",
     "init": "initialize",
 }
+
+# pip refuses another Python; a clone in PYTHONPATH, or a node with another image, does not
+if sys.version_info < (3, 10):  # noqa: UP036
+    problem = "distboot needs Python 3.10 or newer, and %s is Python %s"
+    problem %= (sys.executable, sys.version.split()[0])
+    if sys.argv[:1] == ["-m"]:
+        sys.stderr.write("distboot: error: %s\n" % problem)  # noqa: UP031
+        sys.exit(78)
+    raise ImportError(problem)
 
 
 def __getattr__(name: str) -> object:

@@ -262,3 +262,19 @@ def test_password_in_a_word_is_not_repeated(distboot: Run, words: list[str]) -> 
     done = distboot("run", *(word.format(url) for word in words))
     assert done.returncode != 0
     assert "hunter2" not in done.stdout + done.stderr
+
+
+_OLD = "import sys; sys.version_info = (3, 9, 18); sys.version = '3.9.18 (main)'; "
+
+
+@pytest.mark.parametrize(
+    ("start", "code", "lines"),
+    [("sys.argv = ['-m']; ", 78, 1), ("", 1, None)],
+    ids=["python -m distboot", "import distboot"],
+)
+def test_older_python_is_refused(run: Run, start: str, code: int, lines: int | None) -> None:
+    done = run(sys.executable, "-c", f"{_OLD}{start}import distboot")
+    said = done.stderr.splitlines()
+    needs = f"distboot needs Python 3.10 or newer, and {sys.executable} is Python 3.9.18"
+    assert (done.returncode, lines in (None, len(said))) == (code, True), done.stderr
+    assert said[-1].partition(": ")[2].endswith(needs)
