@@ -51,6 +51,8 @@ _FOREIGN = re.compile(
 _WRAPPERS = re.compile(
     r"(wrapper|inner|inner_func|_fn|decorate_context|_wrapped_call_impl|_call_impl|__call__) \("
     r"|\S+ \(.*/tqdm/"
+    # Of TensorFlow and Keras around each of their methods; and around a compiled function
+    r"|error_handler \(.*/traceback_utils\.py|\S+ \(.*/tensorflow/python/eager/"
 )
 # Where a process waits for others
 _WAITS = re.compile(

@@ -54,6 +54,21 @@ COMPUTES = (
     *LOADS[4:],
 )
 
+# Of TensorFlow 2.21: a compiled function, and `fit` of Keras
+_PACKAGES = "/env/lib/python3.12/site-packages"
+COMPILED = (
+    frame("quick_execute", f"{_PACKAGES}/tensorflow/python/eager/execute.py", 53),
+    frame("call_function", f"{_PACKAGES}/tensorflow/python/eager/context.py", 1688),
+    frame("_call", f"{_PACKAGES}/tensorflow/python/eager/polymorphic_function/a.py", 919),
+    frame("__call__", f"{_PACKAGES}/tensorflow/python/eager/polymorphic_function/a.py", 833),
+    frame("error_handler", f"{_PACKAGES}/tensorflow/python/util/traceback_utils.py", 164),
+)
+FITS = (
+    *COMPILED,
+    frame("fit", f"{_PACKAGES}/keras/src/backend/tensorflow/trainer.py", 377),
+    frame("error_handler", f"{_PACKAGES}/keras/src/utils/traceback_utils.py", 117),
+)
+
 
 class Watched:
     """A process that runs a script, with the hooks in it."""
@@ -119,6 +134,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     yield start
     for each in started:
         each.end()
+
+
+def test_place_in_tensorflow_is_what_the_user_wrote() -> None:
+    train = frame("train", "/job/train.py", 17)
+    assert where(Stacks((*COMPILED, train))) == "in train (train.py:17)"
+    assert where(Stacks((*FITS, train))) == "in fit (train.py:17)"
+    assert waits(Stacks((*COMPILED, train)))
 
 
 def test_stack_of_a_process_is_read_repeatedly(watch: Callable[..., Watched]) -> None:
