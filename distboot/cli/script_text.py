@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..detection.launchers.tf_config import has_servers
+from ..detection.local_rank_option import without_local_rank
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from .target import Target
@@ -81,19 +83,28 @@ def misplaced_options(target: Target) -> list[str]:
 
 
 def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:
-    """Fit the options of DeepSpeed and TensorFlow to the text of the script."""
-    if options.framework == "deepspeed":
+    """Fit the options to the text of the script."""
+    if options.framework == "deepspeed" or _is_given_local_rank():
         _pass_local_rank(options, target.text)
     elif options.framework == "tensorflow" and has_servers(environ):
         _refuse_workers_only(target.text)
 
 
-def _pass_local_rank(options: SimpleNamespace, text: str) -> None:
-    """Pass the local rank to a script for DeepSpeed that has an option for it.
+def _is_given_local_rank() -> bool:
+    """Whether the launcher has put the local rank before our arguments, for the script.
 
-    The default of the option may be 0, and deepspeed.initialize compares it with LOCAL_RANK (0.19,
-    _do_args_sanity_check). A script without the name in it may not know the option, and would end
-    with a usage error.
+    torch.distributed.launch and DeepSpeed's launcher do.
+    """
+    first = sys.argv[1:2]
+    return first != without_local_rank(first)
+
+
+def _pass_local_rank(options: SimpleNamespace, text: str) -> None:
+    """Pass the local rank to a script that has an option for it, in its spelling.
+
+    The default of the option may be 0, which is the wrong device, and deepspeed.initialize compares
+    it with LOCAL_RANK (0.19, _do_args_sanity_check). A script without the name in it may not know
+    the option, and would end with a usage error.
     """
     if options.pass_local_rank is not None:
         return

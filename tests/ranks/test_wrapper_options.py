@@ -223,16 +223,28 @@ def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
     assert "each rank ran mpirun for a job of its own" in done.stderr
 
 
+_WANTS_LOCAL_RANK = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
+
+
+@pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
+@pytest.mark.parametrize("command", [[], ["run"]])
+def test_script_that_asks_gets_the_local_rank(
+    distboot: Run, node: list[str], command: list[str]
+) -> None:
+    words = ["--local-rank=0", *command, *node, "train.py"]
+    done = distboot(*words, train=_WANTS_LOCAL_RANK, env={} if node else ALONE)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
 def test_script_for_deepspeed_gets_the_local_rank(distboot: Run, node: list[str]) -> None:
-    script = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
     done = distboot(
         "run",
         "--framework",
         "deepspeed",
         *node,
         "train.py",
-        train=script,
+        train=_WANTS_LOCAL_RANK,
         env={} if node else ALONE,
     )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
