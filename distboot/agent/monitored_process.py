@@ -48,6 +48,11 @@ from .stopping import Stopping
 _LONGEST_LINE = 400  # characters
 # Exit codes of a process that this agent has stopped as its work was done
 _OF_DONE = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+# As with `if ctx.is_main and ctx.preempted:`
+_NEVER_READ = (
+    "warning: other ranks were told to stop by ctx.preempted, which this rank has never read: read "
+    "it on all ranks, at the same place"
+)
 _REMEDY = "a shell passes its exit code on with set -e (bash: set -eo pipefail)"
 # The events of hooks in which a handler of a signal ran
 _SIGNALS = {INTERRUPT: signal.SIGINT, TERM: signal.SIGTERM}
@@ -176,6 +181,8 @@ class MonitoredProcess:
         if end.hides_failure and not end.is_secondary:
             member = self.of.shell.facts.members[self.of.rank]
             self.of.shell.say(f"warning: {from_hidden(member, end)}; {_REMEDY}", self.of.rank)
+        if end.is_of_peer and self.of.shell.stops.was_missed(self.of.rank):
+            self.of.shell.say(_NEVER_READ, self.of.rank)
         if end.crash:  # faulthandler would have printed it, had it not been for the hooks
             self.of.shell.say(
                 f"{end.describe()}{shown(end.crash)}",

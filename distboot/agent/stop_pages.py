@@ -165,6 +165,11 @@ class StopPages:
                 found[rank] = self._behind(page)
         return found
 
+    def was_missed(self, rank: int) -> bool:
+        """Whether other ranks were told to stop at a read, and this one has never come to any."""
+        reads, _ = self.numbers(rank)
+        return reads < 1 < self._answer  # at read 1 all may be in their first step
+
     def _behind(self, page: Page) -> str:
         what = "it has not reached its next read of ctx.preempted"
         where = f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"

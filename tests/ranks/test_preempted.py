@@ -105,6 +105,22 @@ if rank in (1, 2):
     assert job.codes() == [0, 0, 0, 0], job.output(0)
 
 
+def test_rank_that_never_reads_is_named(start_init: Start) -> None:
+    # As with `if ctx.is_main and ctx.preempted:`
+    script = """
+if rank == 1:
+    ready()
+    until("stopped-0")
+    ctx.barrier()
+"""
+    job = start_init(script + READS, ranks=2, DISTBOOT_STOP_SIGNALS="USR1")
+    job.all_ready()
+    job.send(0, signal.SIGUSR1)
+    assert job.codes()[0] == 0
+    said = "ctx.preempted, which this rank has never read: read it on all ranks, at the same place"
+    assert f"warning: other ranks were told to stop by {said}\n" in job.output(1)
+
+
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 @pytest.mark.parametrize("asks", ["signal", "request_stop"])
 def test_next_context_receives_an_earlier_signal(start: Start, init: bool, asks: str) -> None:
