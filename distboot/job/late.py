@@ -39,7 +39,7 @@ from .effects import Conclude, Record, Say, Send
 from .exit_status import ExitStatus, shown
 from .facts import Facts
 from .messages import Exiting, Failing, Locate, Position, Stalled
-from .root_cause import RankState, from_late, from_late_failure
+from .root_cause import BY_HANG_STOP, RankState, from_late, from_late_failure
 from .service import Emit, Service
 from .stacks import Stacks, from_traceback, lines
 
@@ -378,7 +378,7 @@ class LateService(Service):
         text = wait.describe(begin, self._facts.members, now)
         # In the headline, also where there is no room for the rest
         who, separator, others = text.partition("; ")
-        text = f"{who}, and DISTBOOT_HANG=stop ends the job{separator}{others}"
+        text = f"{who}{BY_HANG_STOP}{separator}{others}"
         cause = from_late(ranks, text, stacks)
         self._emit(Conclude(cause, text))
 

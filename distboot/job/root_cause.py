@@ -30,6 +30,7 @@ from .exit_status import (
     ExitStatus,
     fitting,
     shown,
+    without_middle,
 )
 
 TYPE_CHECKING = False
@@ -57,6 +58,13 @@ _SHORT_PLACE = 32
 _TIMEOUT = re.compile(
     r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
 )
+# What a description of a wait can do without, and what is put in its place; the first goes first
+_LEAST_MISSED = (
+    (re.compile(", judging by the stacks"), ""),
+    (re.compile(" (?:waits?|is|are) in "), " in "),
+)
+# The end of the description of a wait for which the job ends
+BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends the job"
 _OWN_ERROR = "distboot.DistbootError: "
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
@@ -331,13 +339,19 @@ def from_check(rank: int, findings: Sequence[str], exit_code: int) -> RootCause:
 
 def from_late(ranks: Sequence[int], text: str, stacks: Sequence[str] = ()) -> RootCause:
     """Others have waited in vain for ranks, as `text` describes."""
+    headline = text
     rest = ""
     if len(text) > LONGEST_HEADLINE:
-        text, _, rest = text.partition("; ")
+        who, end, others = text.partition(BY_HANG_STOP)
+        held_up = _shortened_wait(who, LONGEST_HEADLINE - len(end))
+        headline = held_up + end
+        rest = others.removeprefix("; ")
+        if held_up != who:
+            rest = text
     return RootCause(
         ranks=tuple(ranks),
         is_failure=True,
-        text=fitting(text) + _rest([rest, *stacks]),
+        text=headline + _rest([rest, *stacks]),
     )
 
 
@@ -351,7 +365,7 @@ def from_late_failure(
     held_up, _, rest = text.partition("; ")
     then = f"; then rank {failed} failed: "
     timeout = fitting(timeout_text(end), _ENOUGH)
-    begin = fitting(held_up, LONGEST_HEADLINE - len(then) - len(timeout))
+    begin = _shortened_wait(held_up, LONGEST_HEADLINE - len(then) - len(timeout))
     if begin != held_up:
         rest = text
     headline = begin + then + timeout
@@ -385,20 +399,62 @@ def from_signal(member: RankState, number: int, receiver: str = "", held_up: str
         member: the rank that reported it first.
         number: of the signal.
         receiver: what got the signal, if not the rank: `"the wrapper of rank 0 got it"`.
-        held_up: `"rank 1 (vm) had held up the job for 600 s"`, if one had by then.
+        held_up: `"rank 1 (vm) had held up the job for 600 s"`, or another wait, if one lasted.
     """
     got = receiver or f"rank {member.rank} got it first"
-    end = f": {got}, {member.host_said}"
+    got = f"{got}, {member.host_said}"
     text = f"stopped by an external {signal_name(number)}"
     if held_up:
-        room = LONGEST_HEADLINE - len(text) - len(end)
-        text += fitting(f" after {held_up}", room)
+        text += _after(held_up, got, LONGEST_HEADLINE - len(text))
+    else:
+        text += f": {got}"
     return RootCause(
         ranks=(member.rank,),
         is_failure=False,
-        text=fitting(text + end),
+        text=fitting(text),
         exit_code=128 + number,
     )
+
+
+def _after(held_up: str, got: str, room: int) -> str:
+    """`" after rank 1 (vm) had held up the job for 600 s, in load (data.py:41); rank 0 got it …"`.
+
+    Where the job hung is worth more than what got the signal.
+    """
+    wholes = [f" after {text}; {got}" for text in _forms_of_wait(held_up)]
+    whole = _first_that_fits(wholes, room)
+    if whole:
+        return whole
+    return _shortened_wait(f" after {held_up}", room)
+
+
+def _shortened_wait(text: str, most: int) -> str:
+    """The description of a wait, in at most so many characters; its places have file and line."""
+    forms = _forms_of_wait(text)
+    short = _first_that_fits(forms, most)
+    if short:
+        return short
+    shortest = forms[-1]
+    begin = shortest[: most - 2]
+    whole_places, between, _ = begin.rpartition("), ")
+    if between:
+        return f"{whole_places}), …"
+    return without_middle(shortest, most)
+
+
+def _forms_of_wait(text: str) -> list[str]:
+    """The description of a wait: whole, and without more and more of what it can do without."""
+    forms = [text]
+    for part, instead in _LEAST_MISSED:
+        text = part.sub(instead, text)
+        forms.append(text)
+    return forms
+
+
+def _first_that_fits(texts: Sequence[str], most: int) -> str:
+    """The first text of at most so many characters; empty: none is that short."""
+    fits = filter(lambda text: len(text) <= most, texts)
+    return next(fits, "")
 
 
 def _headline(

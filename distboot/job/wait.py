@@ -13,6 +13,8 @@ from .root_cause import RankState
 from .stacks import fold, partings, where
 
 _MOST_PLACES = 4  # in one line
+# Of a wait that is over, by whether ranks are late; else all wait for each other
+_BEGIN_OF_PAST = {True: "{} had held up the job", False: "the ranks had waited for {}"}
 _SINGULAR = {"wait": "waits", "are": "is", "have": "has", "continue": "continues"}
 
 # Ranks, and where they are: " in load (data.py:41)"
@@ -92,12 +94,16 @@ class Wait:
         return f"{who} for {length}: {there}; {waiting}{counts}"
 
     def held_up(self, members: Mapping[int, RankState], now: float) -> str:
-        """`"rank 1 (vm) had held up the job for 600 s"`; empty: no rank is late."""
-        if not self.late.ranks:
-            return ""
-        begin = "{} had held up the job"
-        text = self.describe(begin, members, now)
+        """What went on when something else ended the job.
+
+        `"rank 1 (vm) had held up the job for 600 s, in load (data.py:41)"`,
+        `"the ranks had waited for each other for 600 s: rank 0 waits in …"`,
+        `"no rank had moved for 600 s: …"`
+        """
+        text = self.describe(_BEGIN_OF_PAST[bool(self.late.ranks)], members, now)
+        # The signal that stops the job has ended ranks by now, so the reason may be wrong.
         first, _, _ = text.partition("; ")
+        first = first.replace("no rank has moved", "no rank had moved")
         return first.replace(": it is in ", ", in ")
 
     def describe_end(self) -> str:

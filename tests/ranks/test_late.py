@@ -15,12 +15,18 @@ from supervised import Job, Start, raised, until
 from distboot.base.settings import SupervisionSettings
 from distboot.host import free_port
 from distboot.job.effects import Conclude, Effect, Request, Say, Send
-from distboot.job.exit_status import ExitStatus
+from distboot.job.exit_status import LONGEST_HEADLINE, ExitStatus
 from distboot.job.facts import Facts
 from distboot.job.find_late import Late, find_late, may_be_late
 from distboot.job.late import LateService
 from distboot.job.messages import Failing, Locate, Position, Stalled
-from distboot.job.root_cause import RankState, RootCause
+from distboot.job.root_cause import (
+    BY_HANG_STOP,
+    RankState,
+    RootCause,
+    from_late,
+    from_signal,
+)
 from distboot.job.stacks import Stacks, frame
 from distboot.job.wait import Wait
 from distboot.rendezvous.messages import AskStacks, ShowStacks
@@ -219,6 +225,80 @@ def test_ranks_that_do_not_come_are_late(
     found = dict(enumerate(positions))
     assert find_late(found, {}, AFTER) == late
     assert late is None or said in ("", described(late, found))
+
+
+GOT = "the wrapper of node 0 got it"
+SLEEPS = Stacks((frame("<module>", "/job/sleepy.py", 2),))
+IN_INIT = Stacks((frame("load_all_the_shards_of_one_epoch", "/job/train_a_large_model.py", 46),))
+BY_STACKS = [replace(at(0, LOADS), idle=AFTER), replace(at(0, COMPUTES), idle=AFTER)]
+# How a signal from outside ends a hang
+STOPPED_HANGS: list[tuple[Late, list[Position], str]] = [
+    (
+        Late([1], [0]),
+        [at(0, REDUCES), at(0, SLEEPS)],
+        (
+            "after rank 1 (node-0) had held up the job for 60 s, in <module> (sleepy.py:2); "
+            f"{GOT}, on node-0"
+        ),
+    ),
+    (
+        Late([], [0, 1]),
+        [at(8, REDUCES), at(8, REDUCES)],
+        (
+            "after the ranks had waited for each other for 60 s: "
+            "ranks 0-1 wait in all_reduce (train.py:84)"
+        ),
+    ),
+    (
+        Late([], [0, 1]),
+        [at(8, BACKWARD), at(8, BARRIER)],
+        (
+            "after the ranks had waited for each other for 60 s: "
+            "rank 0 waits in backward (train.py:81), rank 1 waits in barrier (train.py:99)"
+        ),
+    ),
+    (
+        Late([], [0, 1]),
+        [at(8, IN_INIT), at(8, BARRIER)],
+        (
+            "after the ranks had waited for each other for 60 s: "
+            "rank 0 in load_all_the_shards_of_one_epoch (train_a_large_model.py:46), …"
+        ),
+    ),
+    (
+        Late([0, 1], []),
+        BY_STACKS,
+        (
+            "after no rank had moved for 60 s, judging by the stacks: "
+            "rank 0 is in load_batch (data.py:41), rank 1 is in step (train.py:9)"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("late", "positions", "after"), STOPPED_HANGS)
+def test_signal_that_ends_a_hang_tells_where(
+    late: Late, positions: list[Position], after: str
+) -> None:
+    wait = Wait(late, dict(enumerate(positions)), AFTER, AFTER)
+    held_up = wait.held_up(MEMBERS, AFTER)
+    headline = from_signal(MEMBERS[0], signal.SIGTERM, GOT, held_up).text
+    assert headline == f"stopped by an external SIGTERM {after}"
+    assert len(headline) <= LONGEST_HEADLINE
+
+
+def test_hang_that_is_stopped_keeps_its_places() -> None:
+    text = described(Late([], [0, 1]), {0: at(8, BACKWARD), 1: at(8, BARRIER)})
+    text = text.replace("waiting for", "the ranks have waited for")
+    cause = from_late([0, 1], text + BY_HANG_STOP)
+    assert cause.text.splitlines() == [
+        (
+            "the ranks have waited for each other for 60 s: rank 0 in backward (train.py:81), "
+            "rank 1 in barrier (train.py:99), and DISTBOOT_HANG=stop ends the job"
+        ),
+        f"  | {text}{BY_HANG_STOP}",
+    ]
+    assert len(cause.headline) <= LONGEST_HEADLINE
 
 
 def test_busy_rank_without_numbers_waits_at_same_stack() -> None:
