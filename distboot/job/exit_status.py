@@ -387,9 +387,12 @@ def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
     return message
 
 
-def without_middle(message: str, most: int) -> str:
-    """A text of at most so many characters, with its end, which often has the cause."""
-    if len(message) <= most or most < _SHORT:
+def without_middle(message: str, most: int, least: int = _SHORT) -> str:
+    """A text of at most so many characters, with its end, which often has the cause.
+
+    Only the beginning if that is fewer than `least` characters.
+    """
+    if len(message) <= most or most < least:
         return fitting(message, most)
     tail = most // 4
     head = most - tail - 1

@@ -18,6 +18,7 @@ from ..base.text import (
     ranks_said,
 )
 from ..base.version import __version__
+from ..job.exit_status import without_middle
 from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
@@ -29,14 +30,25 @@ from .steps import slowest
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
 
-# Characters in a summary: of why a rank failed, of why all earlier rounds ended
-_LONGEST_WHY = 55
+# Characters in a summary: of why a rank failed, at the least if it has more; and of why all
+# earlier rounds ended
+_LEAST_WHY = 57
 _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
+_LEAST_WITH_END = 30  # characters of a text whose middle is left out, not its end
 _HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 # Which process of a host it was
 _PLACE = re.compile(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
+# What got the signal that ended a hang
+_RECEIVER = re.compile(
+    r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
+)
+# What the headline of a hang has, and its places do without
+_OF_HANG = re.compile(
+    r", judging by the stacks|, and DISTBOOT_HANG=stop ends the job"
+    r"| (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"
+)
 LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
 _MOST_CODES = 6
@@ -48,9 +60,10 @@ _WELL = {True: "all ended well", False: "no failure was seen"}
 _MOST_MISSING = 10_000
 _MOST_EVENTS = 10_000
 _ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
+_LATER = "failed after that"
 # State of a rank after a failure -> how the headline counts it
 _AFTER_FAILURE = {
-    "failed later": "failed later",
+    "failed later": _LATER,
     "stopped": "stopped",
     "ended": "ended well",
     "not known": "not known",
@@ -117,11 +130,11 @@ def summary_line(
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
-    how = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
+    how, why = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
     later = ""
     count = job.later_failures()
     if count:
-        later = f"; {count} failed after that"
+        later = f"; {counted(count, 'other rank')} {_LATER}"
     earlier = _earlier(rounds, membership.round)
     restarts = _restarts(rounds, membership.round)
     seconds = now - _began(rounds, job.registered[0].time)
@@ -129,18 +142,22 @@ def summary_line(
     by_rank = _exit_codes(codes, exit_code, ranks_said)
     counted_codes = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
     host_only = _PLACE.sub("", how)
+    hang_only = _RECEIVER.sub("", host_only)
+    least_why = min(len(why), _LEAST_WHY)
     # What is least missed is left out first: it has been printed, or is in the report
     forms = (
-        f"{how}{later}{earlier}{by_rank}",
-        f"{host_only}{later}{earlier}{by_rank}",
-        f"{host_only}{later}{restarts}{by_rank}",
-        f"{host_only}{restarts}{by_rank}",
-        f"{host_only}{restarts}{counted_codes}",
+        (how, len(why), f"{later}{earlier}{by_rank}"),
+        (host_only, least_why, f"{later}{earlier}{by_rank}"),
+        (hang_only, least_why, f"{later}{earlier}{by_rank}"),
+        (hang_only, least_why, f"{later}{restarts}{by_rank}"),
+        (hang_only, least_why, f"{restarts}{by_rank}"),
+        (hang_only, least_why, f"{restarts}{counted_codes}"),
     )
-    for form in forms:
-        if len(begin) + len(form) <= LONGEST_SUMMARY:
-            return begin + form
-    words = f"{begin}{host_only}{restarts}"
+    for what, least, rest in forms:
+        room = LONGEST_SUMMARY - len(begin + what + rest)
+        if room >= least:
+            return begin + what + _brief(why, room) + rest
+    words = f"{begin}{hang_only}{_brief(why, _LEAST_WHY)}{restarts}"
     return _cut(words, LONGEST_SUMMARY - len(counted_codes)) + counted_codes
 
 
@@ -172,37 +189,46 @@ def _exit_codes(
 
 def _how_it_ended(
     events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
-) -> str:
+) -> tuple[str, str]:
+    """What happened, and why: `": ValueError: …, in load (data.py:41)"`, or empty."""
     if job.root_cause is not None:
         # The whole text was printed when it happened. This adds where and when that was.
         cause = job.root_cause.details
         short = re.split(_END_OF_CAUSE[job.is_failure], cause["text"], maxsplit=1)[0]
         why = _why(cause["text"].removeprefix(short))
         at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
-        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}{why}"
-    return doubts.describe(events, "all ended") or _WELL[all_succeeded]
+        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}", why
+    return doubts.describe(events, "all ended") or _WELL[all_succeeded], ""
 
 
 def _why(rest: str) -> str:
-    """What follows the first words of a headline, cut short: `": ValueError: …, in load (…)"`."""
+    """What follows the first words of a headline: `": ValueError: …, in load (data.py:41)"`."""
     if not rest.startswith(": "):
         return ""
     _, then, failed = rest.partition("; then ")
     if then:
-        return f": then {_brief(failed, _LONGEST_WHY)}"
-    return f": {_brief(rest.removeprefix(': '), _LONGEST_WHY)}"
+        rest = f": then {failed}"
+    return _without_host(rest)
 
 
-def _brief(headline: str, most: int) -> str:
-    """A headline without its host, of at most so many characters; its place in the code stays."""
-    text = _HOST.sub("", headline).replace("uncaught exception: ", "")
+def _without_host(headline: str) -> str:
+    return _HOST.sub("", headline).replace("uncaught exception: ", "")
+
+
+def _brief(text: str, most: int) -> str:
+    """A headline of at most so many characters; its place in the code and its end stay."""
+    if len(text) > most:
+        text = _OF_HANG.sub("", text)
     if len(text) <= most:
         return text
     what, comma, place = text.rpartition(", in ")
-    room = most - len(comma) - len(place) - 1
-    if not comma or room < _LEAST_OF_MESSAGE:
-        return f"{text[: most - 1]}…"
-    return f"{what[:room]}…{comma}{place}"
+    place = comma + place
+    room = most - len(place)
+    if not comma or room <= _LEAST_OF_MESSAGE:
+        what = text
+        place = ""
+        room = most
+    return without_middle(what, room, _LEAST_WITH_END) + place
 
 
 def _earlier(rounds: Rounds, current: int) -> str:
@@ -217,7 +243,7 @@ def _earlier(rounds: Rounds, current: int) -> str:
     most = _LONGEST_ROUNDS // len(shown)
     each = []
     for one in shown:
-        text = _brief(one["text"], most)
+        text = _brief(_without_host(one["text"]), most)
         each.append(f"round {one['round']}: {text}")
     if len(shown) < len(earlier):
         each.insert(0, "…")
@@ -571,9 +597,17 @@ def _headline(
 
 
 def _counts(states: Mapping[str, int]) -> str:
-    """How the other ranks ended after a failure: `"1 failed later, 14 stopped"`."""
-    found = []
+    """How the other ranks ended after a failure.
+
+    `"1 other rank failed after that, 14 stopped"`
+    """
+    found: list[str] = []
     for state, text in _AFTER_FAILURE.items():
-        if states[state]:
-            found.append(f"{states[state]} {text}")
+        count = states[state]
+        if not count:
+            continue
+        who = str(count)
+        if not found:  # "rank 1 failed first: …; 1 stopped" reads as if rank 1 had
+            who = counted(count, "other rank")
+        found.append(f"{who} {text}")
     return ", ".join(found)

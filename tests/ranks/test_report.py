@@ -62,7 +62,7 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
     where = f"on {os.uname().nodename}, in <module> (train.py:{line})"
     assert (
         report["headline"]
-        == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
+        == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 other ranks stopped"
     )
     for rank in report["ranks"]:
         _in_order(rank["steps"], [*BEGIN, "command_started"])

@@ -67,7 +67,9 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
     report: Any = job_report(copy, PAIR, Doubts(), NOON + 63)
-    assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
+    assert report["headline"] == (
+        "Rank 1 failed first: exit code 3, there, at noon; 1 other rank stopped"
+    )
     ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
     assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
     assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
@@ -119,9 +121,68 @@ def test_summary_leaves_out_what_is_least_missed() -> None:
     rounds = [{"round": 0, "text": text, "start": None}]
     membership = replace(PAIR, round=1)
     said = summary_line(log, membership, Doubts(), NOON + 63, 1, rounds=rounds)
-    assert "on node-a: ModuleNotFoundError: No module…, in <module> (imp.py:1), after 1" in said
+    kept = "No module name…xxxxxxxxxxx', in <module> (imp.py:1), after 1 restart; exit"
+    assert f"on node-a: ModuleNotFoundError: {kept}" in said
     assert said.endswith(", after 1 restart; exit codes: 1 (job), 143 (rank 0), 1 (rank 1)")
     assert len(said) <= 220
+
+
+WORKER = (
+    "ValueError: Caught ValueError in DataLoader worker process 0. … ValueError: corrupt sample 40"
+)
+HANG = "the ranks have waited for each other for 9 s"
+GOT = "; the wrapper of node 0 got it"
+LOADS = "rank 1 (node-a) had held up the job for 17 s, in load_batch (data.py:41)"
+NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (
+            "failed",
+            (
+                "rank 1 failed first: uncaught exception: ModuleNotFoundError: No module named "
+                "'numpy', on node-a, in <module> (train.py:2)"
+            ),
+            (
+                "rank 1 failed first at 11:07:40 UTC, on node-a: ModuleNotFoundError: No module"
+                "…med 'numpy', in <module> (train.py:2); 1 other rank failed after that"
+            ),
+        ),
+        (
+            "failed",
+            f"rank 1 failed first: {WORKER}, on node-a, in <module> (dlw.py:20)",
+            (
+                "rank 1 failed first at 11:07:40 UTC, on node-a: ValueError: Caught ValueError i…t "
+                "sample 40, in <module> (dlw.py:20); 1 other rank failed after that"
+            ),
+        ),
+        (
+            "late",
+            (
+                f"{HANG}: rank 0 waits in a (x.py:3), rank 1 waits in long_b (x.py:9),"
+                " and DISTBOOT_HANG=stop ends the job"
+            ),
+            f"{HANG} at 11:07:40 UTC, on node-a: rank 0 in a (x.py:3), rank 1 in long_b (x.py:9)",
+        ),
+        (
+            "stopped",
+            f"stopped by an external SIGTERM after {LOADS}{GOT}, on node-a",
+            f"stopped by an external SIGTERM after {LOADS} at 11:07:40 UTC, on node-a",
+        ),
+    ],
+    ids=["import", "DataLoader", "hang", "stop of a hang"],
+)
+def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
+    log = _trained(2).at(NOON + 60, "root_cause", 1, kind=kind, **{**CAUSE, "text": text, **NODE_A})
+    log.at(NOON + 61, "exited", 0, exit_code=1, **EXIT)
+    log.at(NOON + 62, "exited", 1, exit_code=1, **EXIT)
+    line = summary_line(log, PAIR, Doubts(), NOON + 63, 1)
+    codes = "exit codes: 1 (job), 1 (ranks 0-1)"
+    assert line == f"summary: 2 ranks on 1 node, 56.0 s: {said}; {codes}"
+    report: Any = job_report(log, PAIR, Doubts(), NOON + 63)
+    assert kind != "failed" or report["headline"].endswith("; 1 other rank failed after that")
 
 
 def test_summary_refers_to_the_early_ranks_headline() -> None:
