@@ -152,6 +152,15 @@ def test_command_names_problems_and_exits_with_78(distboot: Run) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("job", [[], ["--job"]], ids=["here", "--job"])
+def test_unknown_launcher_is_that_of_the_option(distboot: Run, job: list[str]) -> None:
+    done = distboot("doctor", *job, "--launcher", "foo")
+    assert done.returncode == 78
+    said = done.stdout + done.stderr
+    assert "launcher='foo' is not a valid launcher" in said
+    assert "DISTBOOT_LAUNCHER=" not in said
+
+
 def test_rank_0_prints_findings_with_their_ranks(run_ranks: RunRanks) -> None:
     places: list[dict[str, str]] = [{}, {"NCCL_SOCKET_IFNAME": "nosuch0"}]
     rank_0, rank_1 = run_ranks(_COMMAND, COMMAND="doctor --job", places=places)

@@ -33,7 +33,7 @@ def doctor(arguments: list[str]) -> int:
     environ = dict(os.environ)
     if options.launcher:
         environ["DISTBOOT_LAUNCHER"] = options.launcher
-    machine = Machine(environ)
+    machine = Machine(environ, named_launcher=options.launcher)
     found = examine(machine)
     report: dict[str, Any] = {
         "host": machine.host,

@@ -18,7 +18,6 @@ from ...base.settings import join_timeout_setting
 from ...base.table import first_that_holds
 from ...base.text import counted, ranges, ranks_said
 from ...detection.export import require_master
-from ...detection.here import detect_here
 from ...rendezvous.membership import Membership
 from ...rendezvous.protocol import Channel, Frames, ProtocolError, nested, of, several
 from .finding import LONGEST, STATUSES, Finding
@@ -48,7 +47,7 @@ class JobFindings(NamedTuple):
 
 def examine_job(machine: Machine, own: list[Finding]) -> JobFindings | None:
     """At rank 0, the findings of all ranks; None at other ranks."""
-    placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
+    placement = machine.placement_here()
     is_node = placement.node_level is not None
     # An interface that does not exist is a finding, and must not keep the ranks from meeting.
     environ = {

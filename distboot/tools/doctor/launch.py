@@ -8,7 +8,6 @@ from ...base.errors import DistbootError
 from ...base.settings import misspelled
 from ...base.table import first_that_holds
 from ...detection import surroundings
-from ...detection.here import detect_here
 from ...detection.order import LAUNCHERS
 from .finding import (
     Finding,
@@ -25,7 +24,7 @@ _DAY = 86400  # seconds
 def launcher(machine: Machine) -> Finding:
     """Whether the environment tells the rank of this process."""
     try:
-        placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
+        placement = machine.placement_here()
     except DistbootError as error:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"

@@ -15,6 +15,7 @@ from ...base.errors import DistbootError
 from ...base.table import first_that_holds
 from ...base.text import counted, is_address, without_mapping
 from ...detection.detect import detect
+from ...detection.here import detect_here
 from ...detection.placement import Placement, recognize
 from ...host import network
 
@@ -64,6 +65,8 @@ class Machine:
     """By default the machine that this process runs on."""
 
     environ: Mapping[str, str]  # environment of the process
+    # By --launcher, which `environ` has as DISTBOOT_LAUNCHER, too: an error names the option
+    named_launcher: str | None = None
     root: Path = Path("/")  # where the file system begins
     system: str = sys.platform
     # Folders where Python looks for packages
@@ -118,10 +121,19 @@ class Machine:
     def placement(self) -> Placement:
         """The placement of this process; that of a single one if the environment is broken."""
         try:
-            return detect(self.environ)
+            return detect(self.environ, launcher=self.named_launcher)
         except DistbootError:
             single = detect({})
             return single._replace(num_nodes=None)
+
+    def placement_here(self) -> Placement:
+        """The same; raises the error of a broken environment, and of one that means other hosts."""
+        return detect_here(
+            self.environ,
+            launcher=self.named_launcher,
+            look_up=self.look_up,
+            is_own=self.is_own,
+        )
 
     def is_one_node(self) -> bool:
         """Whether the job is known to stay on one host."""
