@@ -173,7 +173,8 @@ class StopPages:
     def _behind(self, page: Page) -> str:
         what = "it has not reached its next read of ctx.preempted"
         where = f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"
-        return f"warning: {what} within {self.limit:g} s: {where}"
+        limit = round(self.limit, 1)  # a third of DISTBOOT_GRACE
+        return f"warning: {what} within {limit:g} s: {where}"
 
     def _until(self) -> int:
         """Until when a read waits that begins now; nanoseconds."""

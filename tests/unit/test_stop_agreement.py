@@ -189,6 +189,17 @@ def test_pending_stop_is_in_the_new_page(stops: bool) -> None:
     assert not stops or answer(page, 1, time.monotonic_ns())
 
 
+def test_third_of_a_grace_has_one_decimal() -> None:
+    pages = Pages()
+    pages.limit = 5 / 3
+    pages.page[READS] = 7
+    pages.ask(now=0.0)
+    pages.stop_at(9)
+    pages.publish()
+    (said,) = pages.late([0], now=2.0).values()
+    assert "its next read of ctx.preempted within 1.7 s: it is at read 7" in said
+
+
 def test_agent_names_a_script_that_never_reads() -> None:
     pages = Pages()
     pages.page[READS] = 7
