@@ -86,6 +86,12 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
     assert names - package == {f"{DIST_INFO}/{name}" for name in of_the_format}
 
 
+def test_size_of_the_wheel_is_that_of_readme(source: Path, wheel: Path) -> None:
+    found = re.search(r"one (\d+) kB file", (source / "README.md").read_text(encoding="utf-8"))
+    assert found is not None
+    assert abs(wheel.stat().st_size / 1000 - int(found[1])) < 40
+
+
 def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
     folders = {
         *("distboot", "tests", "examples", "bench", "docker", "docs", "packaging", ".ci", ".github")
