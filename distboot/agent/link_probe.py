@@ -53,7 +53,7 @@ class LinkServer:
     """Answers the probes of a neighbor until it is closed."""
 
     def __init__(self) -> None:
-        """`PortInUse`: this host gives no port."""
+        """`PortInUse`: this host gives no port; `OSError`: this process may open no more files."""
         self._listener = listening(0)
         self.port: int = self._listener.getsockname()[1]
         self.token = os.urandom(16).hex()

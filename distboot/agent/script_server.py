@@ -384,7 +384,7 @@ class ScriptServer:
         if rank == 0:
             listener = self._joined.take_listener()
             if listener is None:  # the wrapper has left the port to its script
-                with suppress(PortInUse):
+                with suppress(PortInUse, OSError):
                     listener = listening(self._result.port)
         if listener is None:
             session.send(Listening())

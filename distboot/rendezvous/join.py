@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, too_few_files
 from ..base.process import peer_of
 from ..base.text import escape_control, log_line
 from ..host import lease_name, network
@@ -329,7 +329,11 @@ def _names(port: int, plan: JoinPlan) -> Iterator[tuple[str, type[PortInUse]]]:
 
 
 def listening(port: int) -> socket.socket:
-    """A socket that listens at a port, for IPv4 and IPv6; `PortInUse`: it cannot."""
+    """A socket that listens at a port, for IPv4 and IPv6; `PortInUse`: it cannot.
+
+    Raises:
+        OSError: this process may open no more files, and so has none for any port.
+    """
     is_dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET
     if is_dual:
@@ -342,6 +346,8 @@ def listening(port: int) -> socket.socket:
             dualstack_ipv6=is_dual,
         )
     except OSError as error:
+        if too_few_files(error) is not None:
+            raise
         why = str(error)
         if error.errno:
             # Its own text has the port once more: "Address already in use (while attempting to

@@ -345,3 +345,11 @@ def test_busy_ranks_raise_no_alarm(run: Run) -> None:
     done = run(*soak, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'alarms': 0" in done.stdout
+
+
+def test_wrapper_without_a_file_to_listen_says_so(run: Run, port: int) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    limit = 'ulimit -n 5; exec "$0" -m distboot run -- true'
+    done = run("bash", "-c", limit, sys.executable, env=environ)
+    assert "error[too-few-files]: rank 0 on" in done.stderr
+    assert done.returncode == 78
