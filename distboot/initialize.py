@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 from . import frameworks
 from .base import settings
-from .base.errors import DistbootError, with_rank
+from .base.errors import DistbootError, with_rank, with_too_few_files
 from .base.setting_readers import given_by_option, seconds
 from .base.text import short_repr
 from .context import Context
 from .detection.here import detect_here
-from .startup.exit_report import report_error_at_exit
+from .startup.exit_report import end_with_exit_code, report_error_at_exit
 from .startup.meeting import Call
 from .startup.refusals import refuse_ray_worker, refuse_spawned
 from .startup.start import Current, refuse_different, start
@@ -85,9 +85,7 @@ def init(
             return _current_or_new(options, launcher, join_timeout, pass_local_rank)
     except DistbootError as error:
         report_error_at_exit(error, has_context=lambda: _current is not None)
-        from .script import error_exit  # here, as most calls succeed
-
-        error_exit.install()
+        end_with_exit_code()
         # Without the lines of this package: the cause is in the script or outside
         raise error.with_traceback(None) from None
     except KeyboardInterrupt as error:
@@ -186,7 +184,7 @@ def _new(
     if launcher is None and not environ.get("DISTBOOT_LAUNCHER"):
         refuse_spawned(placement)
         refuse_ray_worker(placement)
-    with with_rank(placement.who):
+    with with_rank(placement.who), with_too_few_files():
         overridden = []
         if join_timeout is not None:
             overridden.append("DISTBOOT_JOIN_TIMEOUT")

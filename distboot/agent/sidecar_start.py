@@ -133,8 +133,8 @@ class Sidecar:
 
         control, its_control = socket.socketpair()
         # Both ends stay open here: writing to an agent that was killed must not end the script.
-        reading, writing = map(crash_hooks.out_of_the_way, os.pipe())
-        self._reports = writing
+        reading, self._reports = map(crash_hooks.out_of_the_way, os.pipe())
+        self._files += [reading, self._reports]
         os.set_blocking(self._reports, False)  # whatever the agent does, the script can end
         its_status, status = socket.socketpair()
         # The C library waits there for the answer, but not for an agent that a user has stopped.
@@ -145,7 +145,7 @@ class Sidecar:
         )
         # A number, as the C library needs it when Python's objects are gone
         self._status = crash_hooks.out_of_the_way(status.detach())
-        self._files += [reading, self._reports, self._status]
+        self._files.append(self._status)
         with _moved(its_control) as its_control, _moved(its_status) as its_status:
             files = (its_control.fileno(), reading, its_status.fileno())
             try:

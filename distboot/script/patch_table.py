@@ -84,8 +84,8 @@ GROUPS = (
                 " environment",
                 "`init()` that raises an error",
                 "catching the error",
-                "script/error_exit.py",
-                ("sys.excepthook of script/error_exit.py",),
+                "startup/exit_report.py",
+                ("sys.excepthook of startup/exit_report.py",),
             ),
             Patch(
                 "`sys.stderr.write`",

@@ -1,12 +1,20 @@
-"""What ends a script that has no agent, for the platform's termination log."""
+"""How a script ends that has no agent: what the platform's termination log has, the exit code.
+
+The exit code of an error of distboot is the error's own. Python ends with 1 for every uncaught
+exception, unless `sys.excepthook` raises SystemExit.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from ..base.errors import DistbootError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool]) -> None:
@@ -49,3 +57,21 @@ def _write(error: DistbootError | None) -> None:
         platform_log.write(str(error))
     else:
         platform_log.write_uncaught()
+
+
+@cache
+def end_with_exit_code() -> None:
+    """From now on an uncaught `DistbootError` ends the script with its own exit code."""
+    from ..script.crash_hooks import is_the_end  # now, as no file may be left later
+
+    before = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        # Not every exception that has an `exit_code`: click's have one, too
+        if isinstance(error, DistbootError) and is_the_end():
+            raise SystemExit(error.exit_code)
+
+    sys.excepthook = excepthook

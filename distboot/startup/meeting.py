@@ -5,6 +5,7 @@
 | in the wrapper around this process | the ranks have met already |
 | a process beside this one, the sidecar | several ranks, or a report is to be written |
 | a thread of this process | the sidecar did not start: failure detection is off |
+| a part of `init` | no file can be opened for a sidecar: the ranks are told, and `init` fails |
 | not there | the process is alone, or the rendezvous is off |
 """
 
@@ -20,6 +21,7 @@ from .. import frameworks
 from ..agent.meet import join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
+from ..base.errors import too_few_files
 from ..base.text import log_line
 from ..detection.export import (
     EnvTransaction,
@@ -171,8 +173,20 @@ def _with_sidecar(
         raise
 
 
-@contextmanager
 def _without_sidecar(
+    call: Call, for_plan: dict[str, Any], why: OSError, report: StartReport
+) -> AbstractContextManager[Session]:
+    """All ranks together, with the agent in this process."""
+    few = too_few_files(why)
+    if few is None:
+        return _with_thread(call, for_plan, why, report)
+    # The thread needs as many files as a sidecar. This process only tells the other ranks
+    for_plan["problem"] = for_plan["problem"] or few
+    return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
+
+
+@contextmanager
+def _with_thread(
     call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartReport
 ) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -353,3 +354,38 @@ def test_wrapper_without_a_file_to_listen_says_so(run: Run, port: int) -> None:
     done = run("bash", "-c", limit, sys.executable, env=environ)
     assert "error[too-few-files]: rank 0 on" in done.stderr
     assert done.returncode == 78
+
+
+LEAKING = """
+import contextlib
+import os
+import resource
+
+import distboot
+
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+if os.environ["RANK"] == os.environ["LEAKS"]:
+    files = []
+    with contextlib.suppress(OSError):
+        while True:
+            files.append(os.open("/dev/null", os.O_RDONLY))
+    for file in files[-int(os.environ["FREE"]) :]:
+        os.close(file)
+distboot.init("none", join_timeout=3)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("free", ["2", "5", "7", "8"])
+def test_script_that_leaks_files_has_too_few(run_ranks: RunRanks, rank: int, free: str) -> None:
+    ended = run_ranks(LEAKING, places=[{"LEAKS": str(rank), "FREE": free}] * 2)
+    leaking, other = ended[rank], ended[1 - rank]
+    assert "error[too-few-files]: rank" in leaking.err
+    assert leaking.code == 78
+    assert not re.search(r"OSError|During handling|failure detection is off", leaking.err)
+    if rank == 0 and free == "2":  # it cannot listen
+        assert other.code == 75
+    else:
+        assert "error[too-few-files]: rank" in other.err
+        assert other.code == 78
