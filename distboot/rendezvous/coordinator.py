@@ -395,7 +395,8 @@ class Coordinator:
     def _refuse_second(self, record: WorkerInfo) -> None:
         """Refuse one connection, and not the job, if the rank is there already."""
         rank = record.rank
-        first = self.table.records.get(rank, record)
+        table = self.table
+        first = table.agents.get(rank, record)
         if self._has_met:
             when = "after the roll call"
         elif first.process != record.process and max(
@@ -407,7 +408,7 @@ class Coordinator:
             return
         place = f"process {first.pid} on {short_repr(first.host)}"
         raise ProtocolError(
-            f"comes {when}, and {self.table.unit} {rank} is there already, as {place}"
+            f"comes {when}, and {table.agent_unit} {rank} is there already, as {place}"
         )
 
     def _handle_resume(self, peer: Connection, message: Resume) -> None:

@@ -52,6 +52,9 @@ class JoinTable:
         self.by_node = by_node
         self.unit, self._size = UNITS[by_node]
         self.records: dict[int, WorkerInfo] = {}
+        # The same until `spread`, which leaves these by the number with which each agent joined
+        self.agents = self.records
+        self.agent_unit = self.unit
         self._earlier = earlier
         self._departed: dict[int, WorkerInfo] = {}  # ranks that had joined and disconnected
         self._devices: dict[str, WorkerInfo] = {}

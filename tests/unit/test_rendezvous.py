@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,20 @@ def test_latecomer_is_told_its_place_is_taken(
     assert "rank 1 is there already, as process 1001 on 'a'" in late[1].why
     gate.set()
     assert all(each.met() for each in ranks)
+
+
+def test_latecomer_of_a_node_hears_of_that_node(rank0: StartRank0) -> None:
+    first = rank0(3, 600, ranks=2)
+    nodes = [first, *(Rank(first.port, record(node, 3, ranks=2)) for node in (1, 2))]
+    assert all(each.met().world_size == 6 for each in nodes)
+    with ThreadPoolExecutor(1) as pool:
+        hello = HELLO + OPEN.sign(record(2, 3, "b", ranks=2))
+        late = pool.submit(lambda: answers(peer(first.port, hello))[-1])
+        while not late.done():
+            first.server.serve(0.01)
+    refused = late.result()
+    assert isinstance(refused, Refused)
+    assert "after the roll call, and node 2 is there already, as process 1002" in refused.why
 
 
 # The wire
