@@ -71,8 +71,15 @@ _AFTER_FAILURE = {
 
 
 def utc(seconds: float) -> str:
-    """A time as the report has it: `"2026-11-22T09:14:02.118+00:00"`."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    """A time as the report has it: `"2026-11-22T09:14:02.118+00:00"`; `ValueError`: not a time."""
+    return _date_of(seconds).isoformat(timespec="milliseconds")
+
+
+def _date_of(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc)
+    except OSError as error:  # the C library's, of a year that does not fit into 32 bits
+        raise ValueError(f"{seconds:g} is not a time: {error.strerror}") from None
 
 
 class Doubts(NamedTuple):
@@ -196,7 +203,7 @@ def _how_it_ended(
         cause = job.root_cause.details
         short = re.split(_END_OF_CAUSE[job.is_failure], cause["text"], maxsplit=1)[0]
         why = _why(cause["text"].removeprefix(short))
-        at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
+        at = _date_of(job.root_cause.time)
         return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}", why
     return doubts.describe(events, "all ended") or _WELL[all_succeeded], ""
 

@@ -141,6 +141,19 @@ def test_damage_is_told_and_never_a_traceback(
     assert set(codes) == {0, 2}
 
 
+@pytest.mark.parametrize("seconds", [1e18, -1e18, 1e30])
+def test_impossible_time_is_told_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    path = tmp_path / "job.jsonl"
+    job = _job()
+    joined = next(one for one in job if one.event == "joined")
+    joined.details["detected"] = seconds
+    path.write_text("".join(_lines(job)))
+    assert main(["report", str(path)]) == 2
+    assert f"'{path}' is not a valid journal: " in capsys.readouterr().err
+
+
 def test_page_does_not_replace_a_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
