@@ -7,13 +7,12 @@ the end of the job (`job_record`).
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
-from ..rendezvous.events import Event, EventLog
+from ..rendezvous.events import Event, EventLog, job_time
 from .link_messages import StartEnded
 
 TYPE_CHECKING = False
@@ -87,7 +86,7 @@ class EventFiles:
         if joined.result is not None:
             membership = joined.result.membership
         if report is not None:
-            known = (log, membership, failure, time.time(), rounds)
+            known = (log, membership, failure, job_time(), rounds)
             problem = try_to_write(
                 report,
                 lambda: startup_report(*known, before=before or NO_ROUND),

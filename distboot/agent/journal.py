@@ -20,7 +20,7 @@ from collections import deque
 from ..base.text import log_line, short_repr
 from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
-from ..rendezvous.events import Event
+from ..rendezvous.events import Event, job_time
 from ..report.files import is_special
 
 _MOST_WAITING = 50_000  # events
@@ -53,7 +53,7 @@ class Journal:
                 return
             if self._left_out:
                 details = {"count": self._left_out}
-                self._waiting.append(Event(time.time(), None, "not_written", details))
+                self._waiting.append(Event(job_time(), None, "not_written", details))
                 self._left_out = 0
             self._waiting.append(event)
             self._changed.notify()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 
 from ..base.text import short_repr
+from ..rendezvous.events import job_time
 from ..report.files import is_of_each_process, is_special
 from ..report.metrics import Metrics
 from .state_writer import StateWriter
@@ -30,7 +30,7 @@ class MetricsFile(StateWriter):
         super().__init__(who)
 
     def text(self, metrics: Metrics) -> str:
-        return metrics.text(time.time())
+        return metrics.text(job_time())
 
     def write(self, text: str) -> None:
         _refuse_special(self._path)

@@ -16,6 +16,7 @@ from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
 from ..job.restarts import RestartPolicy, failed_round
 from ..job.root_cause import RootCause
+from ..rendezvous.events import job_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Restarts:
         self._who = who
         self._policy = RestartPolicy(settings, of_launcher=of_launcher)
         self._start = time.monotonic()  # of the round
-        self._start_time = time.time()
+        self._start_time = job_time()
         self._announcement: str | None = None  # of another round
         # Whether MPI_Init of a rank connects to the launcher, which accepts each process once
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
@@ -121,7 +122,7 @@ class Restarts:
         self.cause = None
         self._policy.begin(round_, most)
         self._start = time.monotonic()
-        self._start_time = time.time()
+        self._start_time = job_time()
 
     def _report_lost_record(self, round_: int, most: int) -> None:
         """This process has replaced rank 0's agent of an earlier round."""

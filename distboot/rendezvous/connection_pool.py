@@ -133,7 +133,7 @@ class Connection:
     challenge: str = field(default_factory=random_nonce)
     # From its hello on one of its own, with what authenticates it
     channel: Channel = _UNAUTHENTICATED
-    welcomed: float = 0.0  # seconds since the epoch, when its hello was answered; 0.0: it was not
+    welcomed: float = 0.0  # in `job_time`, when its hello was answered; 0.0: it was not
     rank: int | None = None  # once it has reported
 
 

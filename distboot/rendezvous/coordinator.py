@@ -49,7 +49,7 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .events import Clocks, JoinLog
+from .events import Clocks, JoinLog, job_time
 from .membership import (
     JoinPlan,
     Membership,
@@ -329,7 +329,7 @@ class Coordinator:
         if hello.version != VERSION:
             self._refuse_version(peer, hello.version)
         peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
-        peer.welcomed = time.time()
+        peer.welcomed = job_time()
         if self._has_met:
             self.returns.expect_return()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))

@@ -1,7 +1,8 @@
 """What rank 0 learns about a job, as an append-only list of events.
 
-The rendezvous starts the list, and the agent of rank 0 continues it. `Event.time` is by rank 0's
-clock; times in `details` are by the clock of the rank that sent them. `Clocks` has the difference.
+The rendezvous starts the list, and the agent of rank 0 continues it. `Event.time` is by the clock
+of the job, `job_time`; times in `details` are by the clock of the rank that sent them. `Clocks` has
+the difference.
 """
 
 from __future__ import annotations
@@ -53,6 +54,26 @@ _ADDED_UP: tuple[Kind, ...] = ("late", "late_over")
 _MOST_ADDED_UP = 10_000
 
 
+def _since_boot() -> float:
+    """Seconds that no step of the clock changes, with those for which the host was suspended."""
+    try:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (AttributeError, OSError):  # not on Linux
+        return time.monotonic()
+
+
+_LOADED_AT = time.time() - _since_boot()
+
+
+def job_time() -> float:
+    """Seconds since the epoch by the clock of the job.
+
+    That is rank 0's own as it was when this process began. A later step of it, as when NTP corrects
+    it, would make the job longer or shorter than it was.
+    """
+    return _LOADED_AT + _since_boot()
+
+
 class Event(NamedTuple):
     """One fact. `rank` is None where it is about the whole job."""
 
@@ -82,7 +103,7 @@ class EventLog(list[Event]):
         if self._counts[rank, event] > _MOST_OF_A_KIND and "stacks" in details:
             details["stacks"] = []
         one = Event(
-            time.time(),
+            job_time(),
             rank,
             event,
             details,
@@ -98,7 +119,7 @@ class EventLog(list[Event]):
 
     def note(self, event: Kind, rank: int | None = None, /, **details: Any) -> float:
         """Record an event that is not one of this list; returns its time."""
-        now = time.time()
+        now = job_time()
         if not self._is_too_often(event, rank):
             self._record(Event(now, rank, event, details))
         return now
@@ -112,14 +133,14 @@ class EventLog(list[Event]):
 
 
 class ClockOffset(NamedTuple):
-    """Seconds by which a rank's clock is ahead of rank 0's, and by which that may be wrong."""
+    """Seconds by which a rank's clock is ahead of the job's, and by which that may be wrong."""
 
     offset: float = 0.0
     uncertainty: float = 0.0
 
 
 class Clocks:
-    """By how much the clock of each rank is ahead of rank 0's, from the events of a job."""
+    """By how much the clock of each rank is ahead of the job's, from the events of a job."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._nodes: dict[Any, int] = {}  # of the ranks that have joined
@@ -141,15 +162,16 @@ class Clocks:
             self._of_node[node] = clock
 
     def of(self, rank: int) -> ClockOffset:
-        """The clock of a rank; that of rank 0 if it is not known."""
+        """The clock of a rank; that of the job if it is not known."""
         if rank not in self._nodes:
             return ClockOffset()
         return self._of_node[self._nodes[rank]]
 
     def offsets(self) -> dict[int, float]:
-        """Seconds by which each rank's clock is ahead, without rank 0's."""
+        """Seconds by which each rank's clock is ahead of rank 0's, without that."""
         others = self._nodes.keys() - {0}
-        return {rank: self.of(rank).offset for rank in others}
+        of_rank_0 = self.of(0).offset
+        return {rank: self.of(rank).offset - of_rank_0 for rank in others}
 
 
 class JoinLog(EventLog):
@@ -173,11 +195,13 @@ class JoinLog(EventLog):
     def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:
         """A rank has sent its record. It read its clock for that between `welcomed` and now.
 
-        `welcomed` is None for rank 0 itself.
+        `welcomed` is in `job_time`; None for rank 0 itself.
         """
-        clock = ClockOffset()
-        if welcomed is not None:
-            now = time.time()
+        now = job_time()
+        if welcomed is None:
+            # Its steps since this process began, without the noise of two readings; 0.0, not -0.0
+            clock = ClockOffset(round(time.time() - now, 2) + 0.0)
+        else:
             # 107 on its clock at some moment between 100 and 101 is 6.5 ± 0.5.
             clock = ClockOffset(record.clock - (welcomed + now) / 2, abs(now - welcomed) / 2)
         self.add(

@@ -6,13 +6,13 @@ It is `init`, as a script calls it: so whoever is missing, dead or late is named
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from ..base.errors import DistbootError, rendezvous_needed
 from ..base.settings import rendezvous_setting
 from ..context import Context
 from ..initialize import current_session, init
+from ..rendezvous.events import job_time
 
 
 def meet(launcher: str | None) -> Context:
@@ -46,5 +46,5 @@ def report_of(context: Context) -> dict[str, Any]:
         log,
         session.membership,
         None,
-        time.time(),
+        job_time(),
     )

@@ -365,6 +365,8 @@ time.time = lambda: _right() + (%d if os.access("fail", os.F_OK) else 0)
     assert job.fail() == [0, 0, 0], job.output(0)
     (failed,) = job.report()["failed_rounds"]
     assert 0 < failed["seconds"] < 60
+    (seconds,) = re.findall(r"summary: 3 ranks on 1 node, (\S+) s: ", job.output(0))
+    assert failed["seconds"] < float(seconds) < 60
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -19,6 +19,7 @@ from distboot.rendezvous.events import (
     EventLog,
     JoinLog,
     Kind,
+    job_time,
     own_steps,
 )
 from distboot.rendezvous.membership import Membership
@@ -355,11 +356,26 @@ def test_clock_is_bracketed_by_those_of_rank_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = JoinLog(record(0, 3))
-    monkeypatch.setattr(time, "time", lambda: 101.0)
+    monkeypatch.setattr("distboot.rendezvous.events.job_time", lambda: 101.0)
     for rank, node in ((1, "a"), (2, "b")):
         log.joined(record(rank, 3, node=node, clock=107.0), welcomed=100.0)
     assert JobState(log).clock(2) == ClockOffset(offset=6.5, uncertainty=0.5)
     assert Clocks(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
+
+
+@pytest.mark.parametrize("step", [-300.0, 3600.0])
+def test_step_of_the_clock_changes_no_event(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    right = time.time
+    log = EventLog()
+    log.add("all_joined")
+    monkeypatch.setattr(time, "time", lambda: right() + step)
+    log.add("late")
+    assert 0 <= log.note("ended") - log[0].time < 60
+    next_round = JoinLog(record(0, 2))
+    next_round.joined(record(1, 2, node="b", clock=time.time()), welcomed=job_time())
+    assert 0 <= next_round[0].time - log[0].time < 60
+    assert [round(JobState(next_round).clock(rank).offset) for rank in (0, 1)] == [step, step]
+    assert Clocks(next_round).offsets() == {1: pytest.approx(0, abs=1)}
 
 
 def test_times_of_a_rank_are_rank_0_times() -> None:
