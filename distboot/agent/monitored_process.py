@@ -27,6 +27,7 @@ from ..job.messages import (
 )
 from ..job.root_cause import from_exit, from_hidden
 from ..job.stacks import Stacks
+from ..rendezvous.events import clock_time
 from ..rendezvous.protocol import ProtocolError, decode
 from ..script.crash_hooks import (
     ENDING,
@@ -123,7 +124,7 @@ class MonitoredProcess:
             cause = f"stopped by a signal (SIGSTOP?) for {seconds:g} s"
             end = ExitStatus(
                 cause=cause,
-                when=time.time(),
+                when=clock_time(),
             )
             self.of.take(Failing(end), now)
             self._stopped = ""
@@ -210,7 +211,7 @@ class MonitoredProcess:
             how,
             external_signal=external_signal,
             stopped_by_us=self.stopping.stopped_by_us and may_be_ours,
-            when=time.time(),
+            when=clock_time(),
         )
         exception = self.failure.last_exception(how)
         if how.code == 0:

@@ -25,6 +25,7 @@ from math import inf
 from ..base.process import proc_stat
 from ..job.exit_status import ExitStatus, UncaughtException
 from ..job.messages import Failing
+from ..rendezvous.events import clock_time
 from ..script.crash_hooks import EXCEPTION, STEPS
 from ..script.progress import KIND as PROGRESS
 from .rank_process import RankProcess
@@ -69,7 +70,7 @@ class ScriptFailure:
             exception=exception,
             external_signal=external_signal,
             stopped_by_us=is_stopped,
-            when=time.time(),
+            when=clock_time(),
         )
         self._failure = Failing(end)
         self._due = now + PRINTING

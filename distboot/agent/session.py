@@ -14,7 +14,7 @@ from ..base.settings import share_env_setting
 from ..base.text import first_line
 from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
-from ..rendezvous.events import ALL_READY, IMPORTED, EventLog
+from ..rendezvous.events import ALL_READY, IMPORTED, EventLog, clock_time
 from ..rendezvous.membership import JoinResult, Membership
 from ..rendezvous.messages import (
     Arrive,
@@ -162,7 +162,7 @@ class Session:
                 raise
 
     def mark(self, step: str) -> None:
-        self.steps[step] = time.time()
+        self.steps[step] = clock_time()
 
     def shared_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those of rank 0 that this rank is to have, too, as it has none; see `--share-env`."""

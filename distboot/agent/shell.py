@@ -14,7 +14,6 @@ A *key* is a place where ranks wait for each other. A script of this agent that 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -25,6 +24,7 @@ from ..job import effects as of_job
 from ..job.exit_status import ExitStatus
 from ..job.facts import Facts, Wait
 from ..job.messages import CountReads, Done, Failing, Locate, Probe, Reads, StopAt
+from ..rendezvous.events import clock_time
 from ..rendezvous.messages import Answer, Arrive, AskStacks, Detach, Go, Ready, ShowStacks
 from .own_processes import OwnProcesses
 from .stop_pages import StopPages
@@ -149,7 +149,7 @@ class Shell:
         for member in (*self.facts.running(), *terminated):
             end = ExitStatus(
                 cause=why,
-                when=time.time(),
+                when=clock_time(),
             )
             self.take(member.rank, Failing(end), now)
         if not self.facts.detects:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from .membership import Membership
 from .messages import WorkerInfo
+from .protocol import LONGEST_TIME
 
 Kind = Literal[
     "rendezvous_started",  # launcher, world_size, ranks_per_node, round, versions
@@ -60,6 +61,11 @@ def _since_boot() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     except (AttributeError, OSError):  # not on Linux
         return time.monotonic()
+
+
+def clock_time() -> float:
+    """This process's own clock, for a message: the nearest valid time if it is far off."""
+    return min(max(time.time(), 0.0), LONGEST_TIME)
 
 
 _LOADED_AT = time.time() - _since_boot()

@@ -32,6 +32,7 @@ from ..host import (
     derived_port,
     network,
 )
+from .events import clock_time
 from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
@@ -190,7 +191,7 @@ def _own_report(
         facts=environment_facts(environ, len(ids), part.framework),
         device=device,
         started=started_at,
-        detected=time.time(),
+        detected=clock_time(),
         ranks=part.ranks,
         round=part.round,
         max_restarts=part.max_restarts,
@@ -366,7 +367,7 @@ def _own_start() -> float:
     # 0: this /proc does not count it
     if not begin or begin > now:
         return 0.0
-    return max(time.time() - (now - begin), 0.0)
+    return max(clock_time() - (now - begin), 0.0)
 
 
 def _node(host: str) -> str:

@@ -60,6 +60,7 @@ _FORGED = {
     True: "sends a message that was changed, repeated or reordered on its way",
 }
 _LARGEST = 1 << 32  # of any number
+LONGEST_TIME = math.nextafter(_LARGEST, 0.0)  # seconds
 _MOST_SHARED = 1000  # values of one field
 _HEARTBEAT = type(None)  # the kind of an empty body
 
@@ -138,7 +139,7 @@ def both(first: Check, second: Check) -> Check:
 number = integer()
 flag = valid(lambda value: type(value) is bool, "truth value")
 time_or_duration = both(
-    _in_range((int, float), 0, math.nextafter(_LARGEST, 0.0), "number of seconds"),
+    _in_range((int, float), 0, LONGEST_TIME, "number of seconds"),
     float,
 )
 

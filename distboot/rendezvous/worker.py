@@ -34,6 +34,7 @@ from ..base.errors import DistbootError
 from ..base.text import format_address, short_repr
 from ..host.network import Backoff, address_of_peer, is_this_host, look_up
 from .connection_pool import DetachedConnection
+from .events import clock_time
 from .membership import (
     JoinPlan,
     Membership,
@@ -217,7 +218,7 @@ class Worker:
             self.address_of_rank_0 = address_of_peer(connection)
             self._handshake(time.monotonic() + limit)
             patience = max(end - time.monotonic(), 0.0)
-            self._send(replace(self._own, clock=time.time(), patience=patience))
+            self._send(replace(self._own, clock=clock_time(), patience=patience))
             has_reported = True
             return self._receive_membership(end + _GRACE)
         except (ProtocolError, EOFError, OSError) as error:

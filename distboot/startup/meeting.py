@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from ..detection.export import (
     wait_until_resolves,
 )
 from ..detection.placement import Placement
-from ..rendezvous.events import ALL_CALLED, CALLED
+from ..rendezvous.events import ALL_CALLED, CALLED, clock_time
 from ..rendezvous.plan import plan_of
 
 TYPE_CHECKING = False
@@ -129,7 +128,7 @@ def _with_wrapper(call: Call, around: AgentAround) -> Iterator[Session]:
     job.is_watched = call.supervision.detects
     job.take(around.result)
     job.steps[CALLED] = call.called
-    job.steps[ALL_CALLED] = time.time()
+    job.steps[ALL_CALLED] = clock_time()
     yield job
     sidecar_start.tell_steps(job)
 
