@@ -1,7 +1,5 @@
 """distboot: the first second of a distributed training job. `distboot.init()` is right under every launcher."""
 
-from __future__ import annotations
-
 import sys
 
 __all__ = ["Context", "DistbootError", "Placement", "__version__", "detect", "init"]
@@ -21,7 +19,13 @@ _HOMES = {
 if sys.version_info < (3, 10):  # noqa: UP036
     problem = "distboot needs Python 3.10 or newer, and %s is Python %s"
     problem %= (sys.executable, sys.version.split()[0])
-    if sys.argv[:1] == ["-m"]:
+    words = ""
+    try:
+        with open("/proc/self/cmdline") as file:
+            words = file.read()
+    except OSError:  # not on Linux
+        pass
+    if "\0-m\0distboot\0" in words:
         sys.stderr.write("distboot: error: %s\n" % problem)  # noqa: UP031
         sys.exit(78)
     raise ImportError(problem)

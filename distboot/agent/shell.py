@@ -144,9 +144,11 @@ class Shell:
         """The launcher's process above our ranks is gone: they fail, and do not start again."""
         self.facts.is_orphaned = True
         self.facts.may_restart = False
-        # Its helpers may have sent SIGTERM before it could be seen to be gone, as Horovod's do
-        terminated = filter(_was_terminated, self.facts.own)
-        for member in (*self.facts.running(), *terminated):
+        orphans = self.facts.running()
+        if self.facts.cause is None:
+            # Its helpers may have sent SIGTERM before it could be seen to be gone, as Horovod's do
+            orphans += filter(_was_terminated, self.facts.own)
+        for member in orphans:
             end = ExitStatus(
                 cause=why,
                 when=clock_time(),

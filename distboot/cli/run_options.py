@@ -84,8 +84,9 @@ _OPTIONS = (
   HOROVOD_*, TF_CONFIG, …""",
     f"""\
 --pass-local-rank NAME  pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in
-  another spelling); without it, a script that has such an option gets what
-  torch.distributed.launch or DeepSpeed's launcher passes, and with --framework deepspeed always""",
+  another spelling); without it, what torch.distributed.launch or DeepSpeed's
+  launcher passes is removed, unless the script adds such an option; with --framework deepspeed, a
+  script that has such an option gets it""",
     """\
 --exec  replace the wrapper by the command: no failure detection and no grace; not with --framework
   horovod or tensorflow, because the wrapper holds a port for their scripts""",

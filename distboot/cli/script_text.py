@@ -29,6 +29,12 @@ _WRAPPERS_ALONE = (
     "--log-format",
 )
 _LOCAL_RANK_OPTION = pattern(r"""["'](--local[-_]rank)["']""")
+# The same where a parser gets it: of argparse, click or typer, after other names, in no comment
+_ADDS_LOCAL_RANK = pattern(
+    r"""^[^#\n]*\b(?:add_argument|option|Option)\(\s*"""
+    r"""(?:["'][\w-]*["']\s*,\s*)*["'](--local[-_]rank)["']""",
+    re.MULTILINE,
+)
 
 
 class Framework(NamedTuple):
@@ -40,8 +46,8 @@ class Framework(NamedTuple):
 
 # `import horovod`, `from horovod`, `import torch as t, horovod`
 _IMPORT_OF = r"(?:from|import(?:[ \t]+[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,)*)[ \t]+{}\b"
-# Anywhere in a line of code: after `try:` and `import os;`, too, but in no comment or string
-_IN_A_LINE = rf"""^(?:[^#"'\n]*[:;])?[ \t]*{_IMPORT_OF}"""
+# Also after `try:`, `if x:` and `import os;`, but in no comment, string or prose
+_IN_A_LINE = rf"""^[ \t]*(?:(?:try|else|if\b[^#"'\n]*)[ \t]*:|[^#"'\n]*;)?[ \t]*{_IMPORT_OF}"""
 _FRAMEWORKS = {
     "horovod": Framework(
         pattern(_IN_A_LINE.format("horovod"), re.MULTILINE),
@@ -56,9 +62,12 @@ _FRAMEWORKS = {
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
-# Not within a function, where libraries that can do without it import it; but below a `try:`
-_OUTERMOST = rf"^(?:try:(?:[ \t]*(?:#.*)?\n)?[ \t]+)?{_IMPORT_OF}"
-_IMPORTS_MPI = pattern(_OUTERMOST.format("mpi4py"), re.MULTILINE)
+# Not within a function, where libraries that can do without it import it
+_IMPORTS_MPI = pattern(rf"^{_IMPORT_OF}".format("mpi4py"), re.MULTILINE)
+# As what may be missing
+_TRIES_MPI = pattern(
+    rf"^try:(?:[ \t]*(?:#.*)?\n)?[ \t]+{_IMPORT_OF}".format("mpi4py"), re.MULTILINE
+)
 # Beginnings of variables of whatever starts MPI: Slurm and Flux may not
 _OFFERS_OF_MPI = ("PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY")
 _MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
@@ -84,22 +93,25 @@ def misplaced_options(target: Target) -> list[str]:
 
 def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:
     """Fit the options to the text of the script."""
-    if options.framework == "deepspeed" or _is_given_local_rank():
-        _pass_local_rank(options, target.text)
+    if options.framework == "deepspeed":
+        _pass_local_rank(options, target.text, _LOCAL_RANK_OPTION)
+    elif _is_given_local_rank(target):
+        _pass_local_rank(options, target.text, _ADDS_LOCAL_RANK)
     elif options.framework == "tensorflow" and has_servers(environ):
         _refuse_workers_only(target.text)
 
 
-def _is_given_local_rank() -> bool:
-    """Whether the launcher has put the local rank before our arguments, for the script.
+def _is_given_local_rank(target: Target) -> bool:
+    """Whether the launcher has put the local rank before our arguments, for a script.
 
     torch.distributed.launch and DeepSpeed's launcher do.
     """
     first = sys.argv[1:2]
-    return first != without_local_rank(first)
+    is_given = first != without_local_rank(first)
+    return all((is_given, not target.is_command))
 
 
-def _pass_local_rank(options: SimpleNamespace, text: str) -> None:
+def _pass_local_rank(options: SimpleNamespace, text: str, option: re.Pattern[str]) -> None:
     """Pass the local rank to a script that has an option for it, in its spelling.
 
     The default of the option may be 0, which is the wrong device, and deepspeed.initialize compares
@@ -108,7 +120,7 @@ def _pass_local_rank(options: SimpleNamespace, text: str) -> None:
     """
     if options.pass_local_rank is not None:
         return
-    found = _LOCAL_RANK_OPTION.search(text)
+    found = option.search(text)
     if found is not None:
         options.pass_local_rank = found[1]
 
@@ -178,7 +190,7 @@ def missing_mpi(
             f"start the job with {_MPI_REMEDY}; or leave --framework out",
         )
     text = target.text
-    is_used = _IMPORTS_MPI.search(text) is not None
+    is_used = _uses_mpi(text)
     calls_init = _IMPORTS_DISTBOOT.search(text) is not None
     if calls_init or not is_used:
         return None
@@ -186,6 +198,15 @@ def missing_mpi(
         f"warning: {target.as_given} imports mpi4py, and {what} is a world of its own, and may "
         f"train separately; start the job with {_MPI_REMEDY}"
     )
+
+
+def _uses_mpi(text: str) -> bool:
+    """Whether a script imports mpi4py; one that can do without it, only where it is there."""
+    if _TRIES_MPI.search(text) is None:
+        return _IMPORTS_MPI.search(text) is not None
+    from importlib.util import find_spec  # here, as few scripts do
+
+    return find_spec("mpi4py") is not None
 
 
 def _is_without_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:

@@ -120,7 +120,8 @@ class Target(NamedTuple):
         """The beginning of what a Python runs; empty if it cannot be read."""
         path = self.script
         if path == "-m":
-            path = _file_of_module(self.of_python[1])
+            name = self.of_python[1:2]  # none, where Python ends with a usage error
+            path = _file_of_module("".join(name))
         return beginning(path)
 
     @property
@@ -246,8 +247,9 @@ def _after_dashes(command: str) -> str:
 def _file_of_module(name: str) -> str:
     """The file of a module in the working directory, where `python -m` looks first."""
     path = name.replace(".", os.sep)
-    if os.path.isdir(path):
-        path = os.path.join(path, "__main__")
+    of_package = os.path.join(path, "__main__.py")
+    if os.path.isfile(of_package):
+        return of_package
     return f"{path}.py"
 
 

@@ -130,7 +130,9 @@ def _replaced(placement: Placement, rank: int, world_size: int) -> DistbootError
         f"this process is below {outer}, and RANK and WORLD_SIZE were set below that to "
         f"rank {rank} of {world_size}",
         "the ranks run already: remove what starts more of them in the script, such as mp.spawn; "
-        "or let the script start them all, without --nproc-per-node or another launcher",
+        "or let the script start them all, without --nproc-per-node or another launcher; for a "
+        "process that is to be alone set DISTBOOT_LAUNCHER=none, for one of an inner launcher "
+        "DISTBOOT_LAUNCHER=torch",
     ).of(UNKNOWN_RANK)
 
 

@@ -80,6 +80,7 @@ class Facts:
     may_restart: bool = False  # whether another round can follow when a rank fails
     # Whether the ranks are still starting; until then a failure is one of the start
     is_starting: bool = False
+    has_launcher: bool = False  # whether the launcher's process above our ranks is watched
     is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
     is_served: bool = False  # whether the other ranks only serve rank 0, and end with it
     # Whether a signal asks one of our own ranks to stop; or any, while another round was to follow

@@ -59,7 +59,7 @@ class FailureService(Service):
         self._waits_for_positions = False
         if not self._facts.is_undecided:
             return
-        report = self._analysis.conclude(now)
+        report = self._analysis.conclude(now, has_launcher=self._facts.has_launcher)
         if report is None:
             return
         is_explained: bool | None = False

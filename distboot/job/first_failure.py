@@ -130,13 +130,16 @@ class RootCauseAnalysis:
         if report is not None:
             self.reports.remove(report)
 
-    def conclude(self, now: float) -> FailureReport | None:
-        """The root cause of what was reported, once it is certain; None: not yet."""
+    def conclude(self, now: float, *, has_launcher: bool = False) -> FailureReport | None:
+        """The root cause of what was reported, once it is certain; None: not yet.
+
+        `has_launcher`: whether the launcher is watched, which may turn out to be gone.
+        """
         report = self.awaited()
-        # When all ranks have ended, nothing more arrives, but that the launcher that stopped them is
-        # gone itself.
-        may_hear_more = report.kind == "stopped" or any(map(_is_reachable, self.members))
-        if report.due > now and may_hear_more:
+        # When all ranks have ended, the launcher alone can explain a signal that has stopped them
+        is_of_launcher = (has_launcher, report.kind) == (True, "stopped")
+        may_be_explained = any((is_of_launcher, *map(_is_reachable, self.members)))
+        if report.due > now and may_be_explained:
             return None
         may_explain = operator.methodcaller("may_explain", now)
         if report.is_secondary and any(map(may_explain, self.members)):

@@ -58,9 +58,11 @@ def _why_unwritable(path: str) -> str | None:
     try:
         if os.path.isdir(path):
             return "it is a directory"
-        if is_of_each_process(path):
+        if path.startswith(_OF_EACH_PROCESS):
             return _WHY_NO_FILE
         if not is_special(path):  # the reader of a pipe may come later
+            if is_of_each_process(path):
+                return _WHY_NO_FILE
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
@@ -120,11 +122,9 @@ def write(path: str, content: Mapping[str, object]) -> None:
 def write_text(path: str, text: str) -> None:
     """Replace a file by this text, or leave it as it is; raises OSError."""
     data = text.encode(errors="backslashreplace")
-    if is_special(path):
+    if is_special(path) or is_of_each_process(path):
         _write_special(path, data)
         return
-    if is_of_each_process(path):
-        raise OSError(errno.EINVAL, _WHY_NO_FILE)
     descriptor, part, place = _start_file(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -137,8 +137,11 @@ def write_text(path: str, text: str) -> None:
 
 
 def _write_special(path: str, data: bytes) -> None:
-    """Write to a pipe or a device, without a wait for a reader that is not there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    """Write to a pipe or a device, without a wait for a reader that is not there.
+
+    Or to a file that this process has open for its output.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)

@@ -132,6 +132,7 @@ class Setup(NamedTuple):
     settings: SupervisionSettings = SETTINGS
     is_held: bool = False
     is_served: bool = False
+    has_launcher: bool = False
     most_restarts: int | None = None  # None: the ranks are not started again
 
     @property
@@ -226,6 +227,7 @@ class PureJob:
             is_held=setup.is_held,
             is_starting=setup.is_starting,
             is_served=setup.is_served,
+            has_launcher=setup.has_launcher,
             restarts=rounds,
         )
         self.job = Job(facts, setup.keys(), is_by_node=setup.is_by_node)
@@ -463,6 +465,7 @@ class JobOfRank0:
         self._shell = shell_of_ranks(ranks, setup.settings, self._say, is_held=setup.is_held)
         RankConnections(self._shell, peers, setup.membership, setup.keys(), self._log)
         self._shell.facts.is_starting = setup.is_starting
+        self._shell.facts.has_launcher = setup.has_launcher
         for rank in _RANKS:
             self.after(Take(rank, Register(100 + rank)))
 

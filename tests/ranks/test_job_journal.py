@@ -162,6 +162,12 @@ def test_report_of_damaged_journal_needs_no_stderr(run: Run, tmp_path: Path, std
     assert (done.returncode, done.stdout) == (0, shown.stdout)
 
 
+def test_page_may_go_to_an_open_file(run: Run, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m distboot report {_JOURNAL} --html /dev/fd/3 3> page.html"
+    assert run("sh", "-c", command).returncode == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize("path", ["/dev/stdout", "/proc/self/fd/1", "log"])
 def test_page_on_standard_output_replaces_no_log(run: Run, tmp_path: Path, path: str) -> None:
     log = tmp_path / "log"

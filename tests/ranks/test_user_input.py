@@ -264,16 +264,22 @@ def test_password_in_a_word_is_not_repeated(distboot: Run, words: list[str]) -> 
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_python_without_a_module_says_so(distboot: Run) -> None:
+    done = distboot("run", "--nproc-per-node", "2", "--", sys.executable, "-m")
+    assert (done.returncode, "Argument expected for the -m option" in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr
+
+
 _OLD = "import sys; sys.version_info = (3, 9, 18); sys.version = '3.9.18 (main)'; "
 
 
 @pytest.mark.parametrize(
-    ("start", "code", "lines"),
-    [("sys.argv = ['-m']; ", 78, 1), ("", 1, None)],
-    ids=["python -m distboot", "import distboot"],
+    ("words", "code", "lines"),
+    [(["-m", "distboot"], 78, 1), ([], 1, None), (["-m", "mine"], 1, None)],
+    ids=["python -m distboot", "import distboot", "python -m mine"],
 )
-def test_older_python_is_refused(run: Run, start: str, code: int, lines: int | None) -> None:
-    done = run(sys.executable, "-c", f"{_OLD}{start}import distboot")
+def test_older_python_is_refused(run: Run, words: list[str], code: int, lines: int | None) -> None:
+    done = run(sys.executable, "-c", f"{_OLD}import distboot", *words)
     said = done.stderr.splitlines()
     needs = f"distboot needs Python 3.10 or newer, and {sys.executable} is Python 3.9.18"
     assert (done.returncode, lines in (None, len(said))) == (code, True), done.stderr

@@ -130,6 +130,7 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
         ("import distboot\n    import horovod.torch as hvd", (), None),
         ("pass  # import horovod", (), None),
         ("'values that come from horovod'", (), None),
+        ('"""Note: from horovod this differs\n    """', (), None),
         ("import torch as t, horovod.torch as hvd", (), "horovod"),
         ("import os; from horovod import torch", (), "horovod"),
         ("try: import horovod.torch as hvd\n    except ImportError: pass", (), "horovod"),
@@ -164,15 +165,17 @@ _IMPORT = "from mpi4py import MPI\n"
         ("2", _IMPORT, True),
         ("2", "import sys, mpi4py.MPI as MPI\n", True),
         ("2", f"try:  # there may be none\n    {_IMPORT}except ImportError:\n    pass\n", True),
+        ("2", "try:\n    from mpi4py_fft import x\nexcept ImportError:\n    pass\n", False),
         ("2", f"def save():\n    {_IMPORT}", False),
         ("2", f"import distboot\n{_IMPORT}", False),
         ("1", _IMPORT, False),
     ],
 )
 def test_script_without_its_mpi_is_warned_of(
-    distboot: Run, count: str, text: str, is_said: bool
+    distboot: Run, tmp_path: Path, count: str, text: str, is_said: bool
 ) -> None:
     script = f"raise SystemExit\n{text}"
+    (tmp_path / "mpi4py.py").touch()
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
     said = "warning: train.py imports mpi4py, and launcher 'distboot' has not started MPI"
     assert (done.returncode, said in done.stderr) == (0, is_said), done.stderr
@@ -223,17 +226,32 @@ def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
     assert "each rank ran mpirun for a job of its own" in done.stderr
 
 
+_ADDS_LOCAL_RANK = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument(
+    "-r", "--local_rank", type=int, default=-1)
+print(parser.parse_args().local_rank)
+"""
+_ADDS_NO_LOCAL_RANK = """
+import sys
+# parser.add_argument("--local_rank")
+print(sys.argv[1:], any(word.startswith("--local_rank") for word in sys.argv))
+"""
 _WANTS_LOCAL_RANK = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
 @pytest.mark.parametrize("command", [[], ["run"]])
+@pytest.mark.parametrize(
+    ("script", "printed"), [(_ADDS_LOCAL_RANK, "0\n"), (_ADDS_NO_LOCAL_RANK, "[] False\n")]
+)
 def test_script_that_asks_gets_the_local_rank(
-    distboot: Run, node: list[str], command: list[str]
+    distboot: Run, node: list[str], command: list[str], script: str, printed: str
 ) -> None:
     words = ["--local-rank=0", *command, *node, "train.py"]
-    done = distboot(*words, train=_WANTS_LOCAL_RANK, env={} if node else ALONE)
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+    done = distboot(*words, train=script, env={} if node else ALONE)
+    assert (done.stdout, done.returncode) == (printed, 0), done.stderr
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])

@@ -210,6 +210,19 @@ FIRST_FAILURE: dict[str, list[Row]] = {
             ],
         ),
     ],
+    "a signal that has ended all ranks is the cause at once": [
+        *((exits(rank, TERMINATED), [f"record: exited {rank}"]) for rank in range(3)),
+        (
+            exits(3, TERMINATED),
+            [
+                "say: stopped by an external SIGTERM: rank 0 got it first, on host-0",
+                "all <- Abort",
+                "record: exited 3",
+                "record: root_cause 0",
+                "conclude: rank 0",
+            ],
+        ),
+    ],
     "an agent that detaches may end as it likes": [
         (Take(1, Detach()), NOTHING),
         (Wait(100), NOTHING),
@@ -227,7 +240,11 @@ FIRST_FAILURE: dict[str, list[Row]] = {
             ],
         ),
     ],
-    "nor is one that helpers of a launcher send that is gone": [
+}
+
+# A launcher is watched, which may turn out to be gone
+BELOW_A_LAUNCHER: dict[str, list[Row]] = {
+    "a signal of helpers of a launcher that is gone is not the cause": [
         *((exits(rank, TERMINATED), [f"record: exited {rank}"]) for rank in range(4)),
         (
             fails(0, ORPHANED),
@@ -534,9 +551,11 @@ CHECK_WARNS: dict[str, list[Row]] = {
     ],
 }
 TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE | SLEEPS | CHECK_STOPS | CHECK_WARNS
+TABLES |= BELOW_A_LAUNCHER
 # Where a job is not the usual one. Below the wrapper the check does not hold up a script until it calls `init()`
 WRAPPED = Setup(has_begun=False)
 SETUPS = {
+    **dict.fromkeys(BELOW_A_LAUNCHER, USUAL._replace(has_launcher=True)),
     **dict.fromkeys(START, STARTING),
     **dict.fromkeys(CHECK_STOPS, WRAPPED._replace(settings=SETTINGS._replace(check="stop"))),
     **dict.fromkeys(CHECK_WARNS, WRAPPED._replace(settings=SETTINGS._replace(check="warn"))),
