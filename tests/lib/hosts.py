@@ -198,11 +198,10 @@ def _lock(root: Path) -> int:
 def _take_down_crashed() -> None:
     """End the hosts of a session that was killed: its folder is there, its lock went with it."""
     for root in Path(tempfile.gettempdir()).resolve().glob(f"{PREFIX}*"):
-        # Anybody may make such a folder in a common /tmp. One without `run` was made this very moment.
-        if root.lstat().st_uid != os.geteuid() or not (root / "run").is_dir():
-            continue
-        with suppress(OSError):
-            _take_down(root, _lock(root))
+        with suppress(OSError):  # another session may have taken it down in between
+            # Anybody may make such a folder in a common /tmp. One without `run` was made this very moment.
+            if root.lstat().st_uid == os.geteuid() and (root / "run").is_dir():
+                _take_down(root, _lock(root))
 
 
 def _take_down(root: Path, lock: int) -> None:
