@@ -28,11 +28,12 @@ _WRAPPERS_ALONE = (
     "--log-prefix",
     "--log-format",
 )
-_LOCAL_RANK_OPTION = pattern(r"""["'](--local[-_]rank)["']""")
+_LOCAL_RANK = r"""["'](--local[-_]rank)["']"""
+_LOCAL_RANK_OPTION = pattern(_LOCAL_RANK)
 # The same where a parser gets it: of argparse, click or typer, after other names, in no comment
 _ADDS_LOCAL_RANK = pattern(
     r"""^[^#\n]*\b(?:add_argument|option|Option)\(\s*"""
-    r"""(?:["'][\w-]*["']\s*,\s*)*["'](--local[-_]rank)["']""",
+    rf"""(?:["'][\w-]*["']\s*,\s*)*{_LOCAL_RANK}""",
     re.MULTILINE,
 )
 

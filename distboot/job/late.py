@@ -58,8 +58,6 @@ _SECOND_LOOK = 3.0
 _POLLING = {False: 1.0, True: _SECOND_LOOK}  # by whether the witness is busy
 _SAME_WAIT = 5.0  # seconds by which the beginning of one and the same wait may differ
 _EARLY = 1.0  # seconds before it is due; ranks are looked at once a second
-# Why the job ends, by whether ranks are late; else all wait for each other
-_END_OF_HANG = {True: "{} held up the job", False: "the ranks have waited for {}"}
 _SILENT = "at an unknown place (its agent did not answer)"
 
 
@@ -214,7 +212,7 @@ class LateService(Service):
             kind = "failed"
             if any(map(_ends_well, members.values())):
                 return False
-        text = wait.describe(_END_OF_HANG[bool(wait.late.ranks)], members, now)
+        text = wait.as_cause(members, now)
         delay = self._facts.delay_after_timeout(members[rank])
         cause = from_late_failure(ranks, text, rank, end, delay)
         self._emit(Conclude(cause, cause.headline, kind))
@@ -372,10 +370,8 @@ class LateService(Service):
         stacks: Sequence[str] = ()
         if not self._notices.has_reported(wait):
             stacks = self._stack_lines()
-        late = wait.late
-        ranks = late.ranks or late.waiting
-        begin = _END_OF_HANG[bool(late.ranks)]
-        text = wait.describe(begin, self._facts.members, now)
+        ranks = wait.late.ranks or wait.late.waiting
+        text = wait.as_cause(self._facts.members, now)
         # In the headline, also where there is no room for the rest
         who, separator, others = text.partition("; ")
         text = f"{who}{BY_HANG_STOP}{separator}{others}"

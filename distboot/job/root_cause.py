@@ -58,10 +58,10 @@ _SHORT_PLACE = 32
 _TIMEOUT = re.compile(
     r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
 )
-# What a description of a wait can do without, and what is put in its place; the first goes first
-_LEAST_MISSED = (
-    (re.compile(", judging by the stacks"), ""),
-    (re.compile(" (?:waits?|is|are) in "), " in "),
+# What a description of a wait can do without; the first goes first
+LEAST_MISSED_OF_WAIT = (
+    re.compile(", judging by the stacks"),
+    re.compile(r" (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
 )
 # The end of the description of a wait for which the job ends
 BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends the job"
@@ -445,8 +445,8 @@ def _shortened_wait(text: str, most: int) -> str:
 def _forms_of_wait(text: str) -> list[str]:
     """The description of a wait: whole, and without more and more of what it can do without."""
     forms = [text]
-    for part, instead in _LEAST_MISSED:
-        text = part.sub(instead, text)
+    for part in LEAST_MISSED_OF_WAIT:
+        text = part.sub("", text)
         forms.append(text)
     return forms
 

@@ -13,7 +13,9 @@ from .root_cause import RankState
 from .stacks import fold, partings, where
 
 _MOST_PLACES = 4  # in one line
-# Of a wait that is over, by whether ranks are late; else all wait for each other
+# Of a wait for which the job ends, and of one that something else has ended, by whether ranks are
+# late; else all wait for each other
+_BEGIN_OF_CAUSE = {True: "{} held up the job", False: "the ranks have waited for {}"}
 _BEGIN_OF_PAST = {True: "{} had held up the job", False: "the ranks had waited for {}"}
 _SINGULAR = {"wait": "waits", "are": "is", "have": "has", "continue": "continues"}
 
@@ -92,6 +94,10 @@ class Wait:
         who = begin.format(f"{ranks_said(late.ranks)} ({host})")
         counts = self._describe_counts()
         return f"{who} for {length}: {there}; {waiting}{counts}"
+
+    def as_cause(self, members: Mapping[int, RankState], now: float) -> str:
+        """Why the job ends: `"rank 1 (vm) held up the job for 600 s: it is in load (data.py:41)"`."""
+        return self.describe(_BEGIN_OF_CAUSE[bool(self.late.ranks)], members, now)
 
     def held_up(self, members: Mapping[int, RankState], now: float) -> str:
         """What went on when something else ended the job.

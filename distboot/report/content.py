@@ -19,6 +19,7 @@ from ..base.text import (
 )
 from ..base.version import __version__
 from ..job.exit_status import without_middle
+from ..job.root_cause import BY_HANG_STOP, LEAST_MISSED_OF_WAIT
 from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
@@ -43,11 +44,6 @@ _PLACE = re.compile(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
 # What got the signal that ended a hang
 _RECEIVER = re.compile(
     r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
-)
-# What the headline of a hang has, and its places do without
-_OF_HANG = re.compile(
-    r", judging by the stacks|, and DISTBOOT_HANG=stop ends the job"
-    r"| (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"
 )
 LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
@@ -225,7 +221,7 @@ def _without_host(headline: str) -> str:
 def _brief(text: str, most: int) -> str:
     """A headline of at most so many characters; its place in the code and its end stay."""
     if len(text) > most:
-        text = _OF_HANG.sub("", text)
+        text = _shortened_wait(text)
     if len(text) <= most:
         return text
     what, comma, place = text.rpartition(", in ")
@@ -236,6 +232,14 @@ def _brief(text: str, most: int) -> str:
         place = ""
         room = most
     return without_middle(what, room, _LEAST_WITH_END) + place
+
+
+def _shortened_wait(text: str) -> str:
+    """The headline of a hang with its places alone; any other as it is."""
+    text = text.replace(BY_HANG_STOP, "")
+    for part in LEAST_MISSED_OF_WAIT:
+        text = part.sub("", text)
+    return text
 
 
 def _earlier(rounds: Rounds, current: int) -> str:
