@@ -179,8 +179,9 @@ HANGS = [
         "worker-killed",
         "a worker of its data loader is killed",
         (
-            r"rank 3 failed first: uncaught exception: (RuntimeError: DataLoader worker "
-            r"\(|ConnectionResetError: ).*, on"
+            r"rank 3 failed first: (uncaught exception: RuntimeError: DataLoader worker \("
+            r"|RuntimeError: DataLoader worker \(.+ \(caused by R.*….*signal: Killed\.\), "
+            r"|uncaught exception: ConnectionResetError: ).*on"
         ),
         inject=signal_worker(signal.SIGKILL),
     ),
