@@ -84,9 +84,10 @@ class JobRecord:
 
     def _summarize(self) -> None:
         # Here, as an agent needs it at its end only
-        from ..report.content import Doubts, job_report, summary_line
+        from ..report.content import Doubts, job_report
         from ..report.files import try_to_write
         from ..report.spent import NO_ROUND, RoundTime, goodput_line
+        from ..report.summary import summary_line
 
         settings = self._facts.settings
         restarts = self._shell.restarts

@@ -1,25 +1,16 @@
-"""The report as plain JSON types, and the summary line: pure functions of a job's events and
-membership.
-"""
+"""The report as plain JSON types: a pure function of a job's events and membership."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import chain
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from ..base.table import first_that_holds
-from ..base.text import (
-    counted,
-    ranks_said,
-)
+from ..base.text import counted, ranks_said
 from ..base.version import __version__
-from ..job.exit_status import without_middle
-from ..job.root_cause import BY_HANG_STOP, LEAST_MISSED_OF_WAIT
 from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
 from .all_reduce import all_reduce_of
@@ -31,35 +22,14 @@ from .steps import slowest
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
 
-# Characters in a summary: of why a rank failed, at the least if it has more; and of why all
-# earlier rounds ended
-_LEAST_WHY = 57
-_LONGEST_ROUNDS = 90
-_MOST_ROUNDS = 3
-_LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
-_LEAST_WITH_END = 30  # characters of a text whose middle is left out, not its end
-_HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
-# Which process of a host it was
-_PLACE = re.compile(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
-# What got the signal that ended a hang
-_RECEIVER = re.compile(
-    r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
-)
-LONGEST_SUMMARY = 220  # characters
-_LEAST_OF_SUMMARY = 100  # characters before the exit codes
-_MOST_CODES = 6
-# What follows the first words of a root cause, by whether it is a failure
-_END_OF_CAUSE = {True: ": | while ", False: ", on "}
-# The end of a job without one, by whether all exit codes are 0
-_WELL = {True: "all ended well", False: "no failure was seen"}
 # Missing ranks that have a record each; if there are more, the report has only ranges of them.
 _MOST_MISSING = 10_000
 _MOST_EVENTS = 10_000
 _ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
-_LATER = "failed after that"
+FAILED_LATER = "failed after that"
 # State of a rank after a failure -> how the headline counts it
 _AFTER_FAILURE = {
-    "failed later": _LATER,
+    "failed later": FAILED_LATER,
     "stopped": "stopped",
     "ended": "ended well",
     "not known": "not known",
@@ -68,10 +38,11 @@ _AFTER_FAILURE = {
 
 def utc(seconds: float) -> str:
     """A time as the report has it: `"2026-11-22T09:14:02.118+00:00"`; `ValueError`: not a time."""
-    return _date_of(seconds).isoformat(timespec="milliseconds")
+    return date_of(seconds).isoformat(timespec="milliseconds")
 
 
-def _date_of(seconds: float) -> datetime:
+def date_of(seconds: float) -> datetime:
+    """A time in UTC, of seconds since the epoch; `ValueError`: not a time."""
     try:
         return datetime.fromtimestamp(seconds, timezone.utc)
     except OSError as error:  # the C library's, of a year that does not fit into 32 bits
@@ -110,174 +81,17 @@ def _has_called_init(events: Sequence[Event]) -> bool:
     return any(CALLED in one.details for one in of_kinds(events, "phases"))
 
 
-def summary_line(
-    events: Sequence[Event],
-    membership: Membership,
-    doubts: Doubts,
-    now: float,
-    exit_code: int | None = None,
-    *,
-    rounds: Rounds = (),
-) -> str:
-    """How the job ended, in one line for people.
-
-    Args:
-        events: of the last round.
-        membership: of that round.
-        doubts: whether a good end is to be doubted.
-        now: when the job ends.
-        exit_code: of the job; None: no failure and no signal has ended it.
-        rounds: those that failed before.
-    """
-    job = JobState(events)
-    codes = defaultdict(list)
-    for rank in range(membership.world_size):
-        codes[job.exit_code(rank)].append(rank)
-    how, why = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
-    later = ""
-    count = job.later_failures()
-    if count:
-        later = f"; {counted(count, 'other rank')} {_LATER}"
-    earlier = _earlier(rounds, membership.round)
-    restarts = _restarts(rounds, membership.round)
-    seconds = now - _began(rounds, job.registered[0].time)
-    begin = f"summary: {size_of(membership)}, {seconds:.1f} s: "
-    by_rank = _exit_codes(codes, exit_code, ranks_said)
-    counted_codes = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
-    host_only = _PLACE.sub("", how)
-    hang_only = _RECEIVER.sub("", host_only)
-    least_why = min(len(why), _LEAST_WHY)
-    # What is least missed is left out first: it has been printed, or is in the report
-    forms = (
-        (how, len(why), f"{later}{earlier}{by_rank}"),
-        (host_only, least_why, f"{later}{earlier}{by_rank}"),
-        (hang_only, least_why, f"{later}{earlier}{by_rank}"),
-        (hang_only, least_why, f"{later}{restarts}{by_rank}"),
-        (hang_only, least_why, f"{restarts}{by_rank}"),
-        (hang_only, least_why, f"{restarts}{counted_codes}"),
-    )
-    for what, least, rest in forms:
-        room = LONGEST_SUMMARY - len(begin + what + rest)
-        if room >= least:
-            return begin + what + _brief(why, room) + rest
-    words = f"{begin}{hang_only}{_brief(why, _LEAST_WHY)}{restarts}"
-    return _cut(words, LONGEST_SUMMARY - len(counted_codes)) + counted_codes
-
-
-def _cut(text: str, most: int) -> str:
-    """A text without its last words, so that none of them is half there."""
-    if len(text) <= most:
-        return text
-    most = max(most, _LEAST_OF_SUMMARY)
-    words, _, _ = text[:most].rpartition(" ")
-    return f"{words.rstrip(',;:')} …"
-
-
-def _exit_codes(
-    codes: Mapping[str, Sequence[int]],
-    of_job: int | None,
-    said: Callable[[Sequence[int]], str],
-) -> str:
-    """The exit codes: `"; exit codes: 1 (job), 1 (rank 0), 143 (ranks 1-3)"`."""
-    words = []
-    if of_job is not None:
-        words.append(f"{of_job} (job)")
-    for code, ranks in codes.items():
-        words.append(f"{code} ({said(ranks)})")
-    if len(words) > _MOST_CODES:
-        others = counted(len(words) - _MOST_CODES, "other")
-        words[_MOST_CODES:] = [others]
-    return f"; exit codes: {', '.join(words)}"
-
-
-def _how_it_ended(
-    events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
-) -> tuple[str, str]:
-    """What happened, and why: `": ValueError: …, in load (data.py:41)"`, or empty."""
-    if job.root_cause is not None:
-        # The whole text was printed when it happened. This adds where and when that was.
-        cause = job.root_cause.details
-        short = re.split(_END_OF_CAUSE[job.is_failure], cause["text"], maxsplit=1)[0]
-        why = _why(cause["text"].removeprefix(short))
-        at = _date_of(job.root_cause.time)
-        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}", why
-    return doubts.describe(events, "all ended") or _WELL[all_succeeded], ""
-
-
-def _why(rest: str) -> str:
-    """What follows the first words of a headline: `": ValueError: …, in load (data.py:41)"`."""
-    if not rest.startswith(": "):
-        return ""
-    _, then, failed = rest.partition("; then ")
-    if then:
-        rest = f": then {failed}"
-    return _without_host(rest)
-
-
-def _without_host(headline: str) -> str:
-    return _HOST.sub("", headline).replace("uncaught exception: ", "")
-
-
-def _brief(text: str, most: int) -> str:
-    """A headline of at most so many characters; its place in the code and its end stay."""
-    if len(text) > most:
-        text = _shortened_wait(text)
-    if len(text) <= most:
-        return text
-    what, comma, place = text.rpartition(", in ")
-    place = comma + place
-    room = most - len(place)
-    if not comma or room <= _LEAST_OF_MESSAGE:
-        what = text
-        place = ""
-        room = most
-    return without_middle(what, room, _LEAST_WITH_END) + place
-
-
-def _shortened_wait(text: str) -> str:
-    """The headline of a hang with its places alone; any other as it is."""
-    text = text.replace(BY_HANG_STOP, "")
-    for part in LEAST_MISSED_OF_WAIT:
-        text = part.sub("", text)
-    return text
-
-
-def _earlier(rounds: Rounds, current: int) -> str:
-    """Why each round before the current one ended.
-
-    `" after 1 restart (round 0: rank 1 failed first: …)"`
-    """
-    earlier = _before(rounds, current)
-    if not earlier:
-        return ""
-    shown = earlier[-_MOST_ROUNDS:]
-    most = _LONGEST_ROUNDS // len(shown)
-    each = []
-    for one in shown:
-        text = _brief(_without_host(one["text"]), most)
-        each.append(f"round {one['round']}: {text}")
-    if len(shown) < len(earlier):
-        each.insert(0, "…")
-    restarts = counted(len(earlier), "restart")
-    return f" after {restarts} ({'; '.join(each)})"
-
-
-def _restarts(rounds: Rounds, current: int) -> str:
+def restarts_text(rounds: Rounds, current: int) -> str:
     """`", after 2 restarts"`."""
-    earlier = _before(rounds, current)
+    earlier = rounds_before(rounds, current)
     if not earlier:
         return ""
     return f", after {counted(len(earlier), 'restart')}"
 
 
-def _before(rounds: Rounds, current: int) -> Rounds:
+def rounds_before(rounds: Rounds, current: int) -> Rounds:
+    """The records of the rounds that failed before this one."""
     return [one for one in rounds if one["round"] < current]
-
-
-def _began(rounds: Rounds, registered: float) -> float:
-    """When the first round began, in seconds since the epoch."""
-    starts: Iterable[float] = filter(None, map(itemgetter("start"), rounds))
-    return min([registered, *starts])
 
 
 def job_report(
@@ -301,7 +115,7 @@ def job_report(
     fields: dict[str, object] = {
         "outcome": "ended",
         "headline": _headline(events, job, membership, doubts)
-        + _restarts(rounds, membership.round),
+        + restarts_text(rounds, membership.round),
         "hosts": list(membership.hosts),
         "later_failures": job.later_failures(),
         "ranks": ranks,

@@ -19,12 +19,12 @@ from .content import (
     job_report,
     size_of,
     startup_report,
-    summary_line,
     utc,
 )
 from .job_state import JobState, of_kinds
 from .spent import RoundTime, Spent, goodput_line
 from .start_failure import StartFailure
+from .summary import summary_line
 
 
 def report_of(journal: Journal) -> dict[str, object]:

@@ -14,9 +14,10 @@ from distboot.cli.main import main
 from distboot.job.journal import line_of, met, path_beside, read
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.membership import Membership
-from distboot.report.content import Doubts, job_report, summary_line
+from distboot.report.content import Doubts, job_report
 from distboot.report.from_journal import goodput_of, report_of, summary_of
 from distboot.report.spent import NO_ROUND, RoundTime, goodput_line
+from distboot.report.summary import summary_line
 
 PAIR = Membership(("node-0",), ((0, 1),))
 DOUBTS = {"separate_jobs": "", "unused": ""}

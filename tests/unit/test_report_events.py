@@ -28,12 +28,12 @@ from distboot.report.content import (
     Doubts,
     job_report,
     startup_report,
-    summary_line,
 )
 from distboot.report.files import page
 from distboot.report.job_state import JobState
 from distboot.report.start_failure import StartFailure
 from distboot.report.steps import slowest, spans
+from distboot.report.summary import summary_line
 
 PAIR = Membership(("node-0",), ((0, 1),))
 HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
