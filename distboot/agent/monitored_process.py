@@ -17,12 +17,14 @@ from ..job.exit_status import (
     shown,
 )
 from ..job.messages import (
+    LONGEST_SEEN,
     Exited,
     Exiting,
     Failing,
     Locate,
     Phases,
     Position,
+    SeparateModel,
     Stalled,
 )
 from ..job.root_cause import from_exit, from_hidden
@@ -39,6 +41,7 @@ from ..script.crash_hooks import (
     TERM_HANDLER,
 )
 from ..script.progress import KIND as PROGRESS
+from ..script.progress import SEPARATE_MODEL
 from .hook_reader import HookReader
 from .own_process import Terminate
 from .rank_process import RankProcess
@@ -248,7 +251,9 @@ class MonitoredProcess:
             if kind in OF_TRAINING:  # also from a Python below a shell
                 self.of.follow(pid)
                 self._report_progress(kind, pid, text, now)
-            if pid == self.of.process.pid:
+            if kind == SEPARATE_MODEL:
+                self.of.take(SeparateModel(text[:LONGEST_SEEN]), now)
+            elif pid == self.of.process.pid:
                 self._take(kind, text, now)
             else:
                 self.failure.others.take(kind, pid, text, now)

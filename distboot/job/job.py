@@ -7,6 +7,7 @@ what is decided before what:
     check      whether all nodes are fit; until that is known no rank starts its framework
     keys       what ranks wait for. Their answers follow at the end of an event, as it may explain
                why a key fails
+    models     which ranks train a model each, of which it warns
     late       which ranks are late; where a rank fails of a timeout, that is the cause
     failures   which failure was first
     stop       where all stop. A script that was told to stop may end in any way, which is no
@@ -37,6 +38,7 @@ from .key_service import KeyService
 from .keys import GONE, Keys
 from .late import LateService
 from .root_cause import RankState, RootCause, from_hidden, speakers_of
+from .separate_models import SeparateModelsService
 from .service import Handler, Handlers, Service
 from .stop_agreement import StopAgreement, StopService
 
@@ -64,6 +66,7 @@ class Job(AgentJob):
         self.services: tuple[Service, ...] = (
             CheckService(facts, self._emit, keys, addresses or {}),
             KeyService(facts, self._emit, keys, self._agreement),
+            SeparateModelsService(facts, self._emit),
             late,
             self._failures,
             StopService(facts, self._emit, self._agreement),

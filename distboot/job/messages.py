@@ -133,6 +133,13 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class SeparateModel:
+    """This rank trains a model of its own, for a reason of `script/separate_model`; or not any more."""
+
+    reason: str = of(_short)
+
+
+@dataclass(frozen=True, slots=True)
 class Locate:
     """From rank 0: how far are the ranks of this agent? With `stacks`: where in their scripts?"""
 
@@ -256,6 +263,8 @@ KINDS = (
     Position,
     rendezvous.AskStacks,
     rendezvous.ShowStacks,
+    # Ranks that train a model each
+    SeparateModel,
     # Keys
     rendezvous.Arrive,
     rendezvous.Ready,

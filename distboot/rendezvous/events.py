@@ -39,6 +39,8 @@ Kind = Literal[
     "stop_agreed",  # read, missing
     "late",  # ranks, waiting, text, stacks
     "late_over",
+    "separate_models",  # ranks, reason: they train a model each
+    "separate_models_over",
     "root_cause",  # kind, ranks, text, location, traceback
     # In the journal alone, see `job/journal`
     "met",

@@ -62,7 +62,7 @@ class Doubts(NamedTuple):
         if self.separate_jobs and not _has_called_init(events):
             launcher = self.separate_jobs
             return f"each rank ran {launcher} for a job of its own, and none joined the others"
-        doubts = filter(None, (_hidden_failure(events), self.unused))
+        doubts = filter(None, (_hidden_failure(events), _separate_models(events), self.unused))
         doubt = next(doubts, "")
         if not doubt:
             return ""
@@ -75,6 +75,14 @@ def _hidden_failure(events: Sequence[Event]) -> str:
     found.sort(key=lambda one: one.details["hides"]["is_secondary"])
     texts = [f"rank {one.rank}: {one.details['hides']['text']}" for one in found]
     return next(iter(texts), "")
+
+
+def _separate_models(events: Sequence[Event]) -> str:
+    """`"ranks 0-3 trained separately"`, if that was so to the end; else empty."""
+    found = of_kinds(events, "separate_models", "separate_models_over")
+    if not found or "ranks" not in found[-1].details:
+        return ""
+    return f"{ranks_said(found[-1].details['ranks'])} trained separately"
 
 
 def _has_called_init(events: Sequence[Event]) -> bool:

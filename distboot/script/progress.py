@@ -12,6 +12,9 @@ The two halves are in one file because they are one rule. A rank moves when
 
 Once its script has ended it does not move any more: MPI waits for the other ranks then, with a processor.
 
+From the first time on that the script trains, the same thread asks whether it trains a model of its
+own (`separate_model`).
+
 The Python of an unmodified script loads this file as well, without the rest of the package: it
 imports only the standard library, and late.
 """
@@ -27,10 +30,21 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
 
-KIND = "progress"  # of what is emitted: "name count", a line for each process group
+    from .separate_model import SeparateModel
+
+# What is emitted: "name count", a line for each process group; and why this rank trains a model of
+# its own, or nothing if that is not so any more
+KIND = "progress"
+SEPARATE_MODEL = "separate_model"
 _MODULE = "torch.distributed.distributed_c10d"
+_TENSORFLOW = "tensorflow"
+# Functions in which a script trains, and the ends of the paths of their files
+_BACKWARD = ("backward", "torch/autograd/__init__.py")
+_OPTIMIZER = "torch/optim/optimizer.py"
+_FIT = ("fit", f"{os.sep}keras{os.sep}")
 _INTERVAL = 2.0  # seconds between two counts
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
@@ -39,6 +53,7 @@ _BUSY = 0.02  # of a processor: threads that only wait use less
 # proc_pid_stat(5): the index of utime, counted from the state; stime is the next one
 _USER_TIME = 11
 
+_is_of_wrapper = __name__.startswith("_")
 _process = 0  # which has the thread; a fork is not the rank
 _reported: dict[str, int] = {}
 
@@ -46,13 +61,16 @@ _reported: dict[str, int] = {}
 def install() -> None:
     """Report how far this process is every other second, if that has changed."""
     is_installed = f"_{__name__}" in sys.modules  # by the `sitecustomize` of the wrapper
-    if not is_installed:
-        crash_hooks.when_imported(_MODULE, _start)  # before that there is nothing to count
+    if is_installed:
+        return
+    crash_hooks.when_imported(_MODULE, _start)  # before that there is nothing to count
+    if _is_of_wrapper:
+        crash_hooks.when_imported(_TENSORFLOW, _start)  # which may train a model of its own
 
 
 def counts() -> dict[str, int]:
     """The collective operations that have begun, by process group; ranks have the same names."""
-    world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+    world = _world()
     found = {}
     for group in list(getattr(world, "pg_map", ()))[:MOST_GROUPS]:
         # A backend that does not count, or a group that is being destroyed
@@ -60,6 +78,11 @@ def counts() -> dict[str, int]:
             count = group._get_sequence_number_for_group()  # noqa: SLF001 - there is no public one
             found[str(world.pg_names[group])[:_LONGEST_NAME]] = int(count)
     return found
+
+
+def _world() -> Any:
+    """All process groups of torch; None: it was not imported."""
+    return getattr(sys.modules.get(_MODULE), "_world", None)
 
 
 def is_our_thread(dump: str) -> bool:
@@ -79,9 +102,47 @@ def _start() -> None:
 
 
 def _watch() -> None:
+    while not _trains():
+        time.sleep(_INTERVAL)
+        _report()
+    from .separate_model import SeparateModel  # here, as few scripts of `init` need it for long
+
+    model = SeparateModel(_reported, time.monotonic())
     while True:
         time.sleep(_INTERVAL)
         _report()
+        if not model.is_over:
+            _look_at(model)
+
+
+def _look_at(model: SeparateModel) -> None:
+    """Report whether the script trains a model of its own, if that has changed."""
+    reason = model.look(
+        _reported,
+        time.monotonic(),
+        trains=_trains(),
+        has_groups=bool(getattr(_world(), "pg_map", ())),
+    )
+    if reason is not None:
+        crash_hooks.emit(SEPARATE_MODEL, reason)
+
+
+def _trains() -> bool:
+    """Whether a thread is in the backward pass or the optimizer of torch, or in `fit` of Keras."""
+    for frame in sys._current_frames().values():  # noqa: SLF001 - there is no public one
+        at: FrameType | None = frame
+        while at is not None:
+            if _is_of_training(at.f_code.co_name, at.f_code.co_filename):
+                return True
+            at = at.f_back
+    return False
+
+
+def _is_of_training(function: str, file: str) -> bool:
+    if function == _FIT[0]:
+        return _FIT[1] in file
+    is_backward = function == _BACKWARD[0] and file.endswith(_BACKWARD[1])
+    return is_backward or file.endswith(_OPTIMIZER)
 
 
 def _report() -> None:

@@ -39,12 +39,15 @@ from distboot.host import DERIVED_PORTS, cpus, free_port
 from distboot.host.binding import cpus_of_ranks
 from distboot.host.cpus import of_all
 from distboot.host.shared_variables import shared, taken
+from distboot.job.exit_status import ExitStatus
+from distboot.job.messages import Exited, SeparateModel
 from distboot.rendezvous.foreign import CLOSES
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership, build_membership
-from distboot.rendezvous.messages import Go, Members, Ready, Refused, WorkerInfo
+from distboot.rendezvous.messages import Detach, Go, Members, Ready, Refused, WorkerInfo
 from distboot.rendezvous.protocol import Frames, ProtocolError, decode, encode
 from distboot.rendezvous.shared_cpus import shared_cpus
+from distboot.script import separate_model
 from distboot.startup import bound_cpus
 from distboot.tools import trial
 from distboot.tools.doctor.command import examine, text
@@ -62,6 +65,9 @@ __all__ = [
     "NUMBERS",
     "RANK",
     "Claims",
+    "Detach",
+    "ExitStatus",
+    "Exited",
     "Frames",
     "Go",
     "JoinTable",
@@ -73,6 +79,7 @@ __all__ = [
     "ProtocolError",
     "Ready",
     "Refused",
+    "SeparateModel",
     "Session",
     "StopPages",
     "Target",
@@ -110,6 +117,7 @@ __all__ = [
     "refuse_unless_rank",
     "run_parser",
     "sample_of",
+    "separate_model",
     "shared",
     "shared_cpus",
     "signs",

@@ -54,6 +54,7 @@ from distboot.job.messages import (
     Reads,
     Reaped,
     Register,
+    SeparateModel,
     Stalled,
     Terminating,
 )
@@ -121,6 +122,7 @@ SEEN = (
     NodeSeen({"free memory": 3e9}, problems=("accelerator 3 is slowed down: heat",)),
     NodeSeen(),
 )
+SEPARATE = (SeparateModel("no group"), SeparateModel("no collective"), SeparateModel(""))
 PROBED = (Probed(0, 0.0002, 12e9), Probed(0, 0.0002, 12e9), Probed(0, 0.05, 1e7))
 NOT_PROBED = Probed(0, problem="no answer in time")
 PROBLEM = ("device-failed", "no driver", "")
@@ -594,6 +596,7 @@ _TABLE: tuple[tuple[str, int, bool, Callable[[Schedule, int, int], None]], ...] 
     ("has read", 1, _OF_RANK, _saying(Reads)),
     ("all have read", 1, _OF_ANY, Schedule._read_all),
     ("has stalled", 2, _OF_RANK, _saying(lambda _: Stalled())),
+    ("trains apart", 1, _OF_RANK, _saying(lambda number: SEPARATE[number % len(SEPARATE)])),
     ("is at", 2, _OF_RANK, Schedule._be_somewhere),
     ("all are at", 2, _OF_ANY, Schedule._be_somewhere_all),
     ("all wait for it", 2, _OF_ANY, Schedule._hang),

@@ -1,0 +1,187 @@
+"""Whether this process trains a model of its own, as nothing connects it with the other ranks.
+
+A script that starts no process group, or that wraps its model in nothing, runs well on all ranks, and
+trains as many models as there are ranks. So a thread that looks at the process every other second
+(`progress`) asks here, from the first look on at which the script trains:
+
+    what connects it                                    | reported after
+    ----------------------------------------------------+---------------------------------------
+    nothing that is known, or a world of one process    | 10 s of training
+    process groups of torch, none of whose collective   | 60 s of training
+    operations was called since the training began      |
+    collective operations, Horovod, MPI, JAX, a cluster | not; and what was reported is taken back
+    of TensorFlow, or a library that is not looked into |
+
+Each private name of a framework is read as what may be missing: then nothing is reported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CONNECTED = ""  # what is reported where it is no separate model, or not any more
+NO_GROUP = "no group"
+NO_COLLECTIVE = "no collective"
+HOROVOD = "horovod"
+MPI = "mpi"
+TENSORFLOW = "tensorflow"
+
+_LEAST_LOOKS = 3  # at which the script trained
+_WITHOUT_WORLD = 10.0  # seconds of training
+_WITHOUT_COLLECTIVE = 60.0  # seconds of training: gradients may be accumulated
+# What the scripts of Horovod import for each framework
+_HOROVODS = ("horovod.torch.mpi_ops", "horovod.tensorflow.mpi_ops")
+# Libraries by which ranks may share a model, and which are not looked into
+_NOT_LOOKED_INTO = (
+    "bagua",
+    "byteps",
+    "dask.distributed",
+    "flwr",
+    "hivemind",
+    "ray",
+    "torch_xla",
+    # Of torch: stages send to each other, which is no collective operation
+    "torch.distributed.pipelining",
+)
+
+
+class SeparateModel:
+    """What is known of the training of this process. Times are those of `time.monotonic`."""
+
+    def __init__(self, counts: Mapping[str, int], now: float) -> None:
+        self.is_over = False  # whether there is nothing more to look at
+        self._counts = counts  # of collective operations, as the training began
+        self._began = now
+        self._looks = 0  # at which the script trained
+        self._reported = CONNECTED
+
+    def look(
+        self,
+        counts: Mapping[str, int],
+        now: float,
+        *,
+        trains: bool,
+        has_groups: bool,
+    ) -> str | None:
+        """What to report; None: nothing new.
+
+        Args:
+            counts: of collective operations, by process group of torch.
+            now: the time.
+            trains: whether the script trains at this moment.
+            has_groups: whether there are process groups of torch, also of those that do not count.
+        """
+        self._looks += trains
+        sizes = {name: _size(read) for name, read in _WORLDS.items()}
+        ways = (
+            counts != self._counts,
+            has_groups and not counts,  # a backend that does not count
+            max(sizes.values()) > 1,
+            _is_left_alone(has_groups),
+        )
+        if any(ways):
+            self.is_over = True
+            return self._report(CONNECTED)
+        reason = NO_COLLECTIVE
+        seconds = _WITHOUT_COLLECTIVE
+        if not has_groups:
+            reason = _of_one(sizes)
+            seconds = _WITHOUT_WORLD
+        has_lasted = now >= self._began + seconds
+        if self._looks < _LEAST_LOOKS or not has_lasted:
+            return None
+        return self._report(reason)
+
+    def _report(self, reason: str) -> str | None:
+        """A reason; None: that was reported last."""
+        if reason == self._reported:
+            return None
+        self._reported = reason
+        return reason
+
+
+def _of_one(sizes: Mapping[str, int]) -> str:
+    """The first framework that was started as in a job of one process, or that there is no group."""
+    names = [*sizes, NO_GROUP]
+    found = [*sizes.values(), 1]
+    return names[found.index(1)]
+
+
+def _is_left_alone(has_groups: bool) -> bool:
+    """Whether the script has another way to connect its ranks, or its user has chosen to have none."""
+    ways = set(_NOT_LOOKED_INTO)
+    if not has_groups:
+        ways.add("distboot")  # the script has called `init("none")`, or will call it
+    if not ways.isdisjoint(sys.modules):
+        return True
+    rpc: Any = sys.modules.get("torch.distributed.rpc.api")
+    is_agent_set: Callable[[], bool] = getattr(rpc, "_is_current_rpc_agent_set", bool)
+    return is_agent_set()
+
+
+def _size(read: Callable[[], int]) -> int:
+    """How many processes a framework connects; 0: it was not started, or is not known."""
+    with suppress(Exception):  # it was not imported, or is another version
+        return read()
+    return 0
+
+
+def _size_of_horovod() -> int:
+    """Of Horovod, whose module for each framework has the functions of its HorovodBasics.
+
+    Raises:
+        ValueError: it was not started.
+        StopIteration: it was not imported.
+    """
+    loaded: Any = filter(None, map(sys.modules.get, _HOROVODS))
+    return int(next(loaded).size())
+
+
+def _size_of_mpi() -> int:
+    """Of mpi4py, which starts MPI as it is imported.
+
+    MPI ends the process that asks for the size before that, or after its end.
+    """
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    is_running = mpi.Is_initialized() > mpi.Is_finalized()
+    if not is_running:
+        return 0
+    return int(mpi.COMM_WORLD.Get_size())
+
+
+def _size_of_jax() -> int:
+    """Of JAX, where `jax.distributed.initialize` leaves what it was given, or has found."""
+    distributed: Any = sys.modules["jax._src.distributed"]
+    return int(distributed.global_state.num_processes)
+
+
+def _size_of_tensorflow() -> int:
+    """Of a process that trains with Keras, whose strategies leave their cluster in the context.
+
+    A strategy of several workers sets the one of collective operations, one with parameter servers
+    the other (TensorFlow 2.21, python/eager/context.py).
+    """
+    is_of_torch = "torch" in sys.modules  # which trains, and has TensorFlow for its logs
+    if is_of_torch:
+        return 0
+    context: Any = sys.modules["tensorflow.python.eager.context"].context()
+    server: Any = context._server_def or context._collective_ops_server_def  # noqa: SLF001
+    if server is None:
+        return 1
+    tasks = [len(job.tasks) for job in server.cluster.job]
+    return sum(tasks)
+
+
+# The first one that was started as in a job of one process is reported
+_WORLDS: dict[str, Callable[[], int]] = {
+    HOROVOD: _size_of_horovod,
+    MPI: _size_of_mpi,
+    TENSORFLOW: _size_of_tensorflow,
+    "jax": _size_of_jax,
+}
