@@ -96,7 +96,9 @@ def clean_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     # A killed mpirun (4.1.4, 5.0.11) leaves files, and with them a later one that has its process id does not start.
     folder = str(tmp_path_factory.getbasetemp() / f"mpi{next(_MPI_FOLDERS)}")
     for_mpirun = {"OMPI_MCA_orte_tmpdir_base": folder, "PRTE_MCA_prte_tmpdir_base": folder}
-    return {**without_launchers(os.environ), **ours, **as_root, **for_mpirun}
+    # Which takes longer to import than the rest of a pytest that a test starts
+    no_hypothesis = {"PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+    return {**without_launchers(os.environ), **ours, **as_root, **for_mpirun, **no_hypothesis}
 
 
 _MPI_FOLDERS = itertools.count()

@@ -44,7 +44,7 @@ _TENSORFLOW = "tensorflow"
 # Functions in which a script trains, and the ends of the paths of their files
 _BACKWARD = ("backward", "torch/autograd/__init__.py")
 _OPTIMIZER = "torch/optim/optimizer.py"
-_FIT = ("fit", f"{os.sep}keras{os.sep}")
+_FIT = ("fit", f"keras{os.sep}")  # or tf_keras
 _INTERVAL = 2.0  # seconds between two counts
 MOST_GROUPS = 32
 _LONGEST_NAME = 60

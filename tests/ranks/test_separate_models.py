@@ -1,5 +1,7 @@
 """Ranks of an unmodified script that train a model each: they are named, whatever the script imports."""
 
+from pathlib import Path
+
 import pytest
 from conftest import Run
 from launched import needs, needs_torch
@@ -49,10 +51,10 @@ def test_group_that_nobody_uses_is_named(distboot: Run, init: str) -> None:
 @needs_torch
 @needs("horovod")
 @pytest.mark.all
-def test_horovod_in_a_module_is_named(distboot: Run) -> None:
-    helper = "import horovod.torch as hvd\nhvd.init()\n"
+def test_horovod_in_a_module_is_named(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import horovod.torch as hvd\nhvd.init()\n")
     script = TRAIN.format(start="import helper", seconds=17)
-    done = distboot(*TWO, "train.py", train=script, helper=helper)
+    done = distboot(*TWO, "train.py", train=script)
     assert done.returncode == 0, done.stderr
     assert (
         "warning: ranks 0-1 train separately: Horovod was started on each as in a job of one "
@@ -63,11 +65,11 @@ def test_horovod_in_a_module_is_named(distboot: Run) -> None:
 KERAS = """
 import time
 import helper
-import keras
 import numpy as np
+from tensorflow import keras
 
 class Slow(keras.callbacks.Callback):
-    def on_train_batch_end(self, *_):
+    def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.5)
 
 with helper.strategy.scope():
@@ -80,9 +82,11 @@ model.fit(np.ones((34, 2)), np.ones((34, 1)), batch_size=1, verbose=0, callbacks
 @needs("tensorflow")
 @pytest.mark.all
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_strategy_in_a_module_is_named(distboot: Run, framework: str) -> None:
+def test_strategy_in_a_module_is_named(distboot: Run, tmp_path: Path, framework: str) -> None:
     helper = "import tensorflow as tf\nstrategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
-    done = distboot("run", "--framework", framework, *TWO, "train.py", train=KERAS, helper=helper)
+    (tmp_path / "helper.py").write_text(helper)
+    command = ("run", "--framework", framework, *TWO, "train.py")
+    done = distboot(*command, train=KERAS, env={"TF_USE_LEGACY_KERAS": "1"}, timeout=200)
     assert done.returncode == 0, done.stderr
     is_named = "train separately: no strategy of TensorFlow connects them" in done.stderr
     assert is_named == (framework == "torch"), done.stderr

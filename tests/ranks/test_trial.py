@@ -22,7 +22,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 """
 _BEGIN_WITHOUT_TORCH = """
-import tempfile, distboot
+import tempfile, time, distboot
 ctx = distboot.init("none")
 rank = ctx.rank
 """
@@ -50,7 +50,10 @@ PLANTED = {
         r"rank 1 failed first: .*FileNotFoundError: .*, in <module> \(train\.py:\d+\)",
     ),
     "hang": (
-        "def load_batch():\n    while rank == 1:\n        time.sleep(1)\nload_batch()\n" + _END,
+        (
+            "def load_batch():\n    while rank == 1:\n        time.sleep(1)\nload_batch()\n"
+            "ctx.barrier()\n"
+        ),
         "torchrun 1x1",
         "torchrun 2x1",
         ("no", "-", "yes", "together"),
@@ -90,7 +93,7 @@ def _try(
 )
 def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
-    begin = _BEGIN_WITHOUT_TORCH if name == "data" else _BEGIN
+    begin = _BEGIN_WITHOUT_TORCH if "ctx." in script else _BEGIN
     code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=begin + script)
     assert rows[hidden][0].endswith(" s"), output
     assert rows[hidden][2:] == ["no", "together"], output
