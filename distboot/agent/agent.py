@@ -92,6 +92,7 @@ class Agent:
     def watch_launcher(self, launcher: LauncherProcess) -> None:
         """End our ranks if the process of the launcher above them ends before them."""
         self.shell.facts.has_launcher = True
+        self.shell.own.launcher_is_ending = launcher.is_ending
         if launcher.file is None:
             self._poll_launcher(launcher)
             return

@@ -14,6 +14,10 @@ setsid may end on purpose while the rank goes on. So
 - if a process between the launcher's and the rank ends, the rank is released: to the launcher it
   has ended.
 
+A launcher that ends its ranks outlives them. Where horovodrun was killed, a helper of it sends
+SIGTERM to the ranks as soon as the kernel has closed its files, which may be before it can be seen to
+have ended. A rank to which a signal comes in between was left behind as well.
+
 PR_SET_PDEATHSIG would not do: it depends on the thread that has started a process, and on its
 parent alone, and is lost when a program with other rights is run.
 """
@@ -38,7 +42,9 @@ if TYPE_CHECKING:
 # Of proc_pid_stat(5), counted from the state
 _STATE = 0
 _PARENT = 1
+_FLAGS = 6
 _START_TIME = 19
+_EXITING = 0x4  # of the flags: PF_EXITING of the kernel's sched.h
 _MOST_ABOVE = 64  # processes
 
 
@@ -103,6 +109,15 @@ class LauncherProcess:
         if not self.has_ended():
             return False
         return all(process.runs() for process in self._between)
+
+    def is_ending(self) -> bool:
+        """Whether the kernel is ending it: its files may be closed, but it has not ended."""
+        if self.has_ended():
+            return False
+        with suppress(IndexError):  # it has ended just now
+            flags = int(proc_stat(self._own.pid)[_FLAGS])
+            return flags & _EXITING > 0
+        return False
 
     def refuse_if_gone(self) -> None:
         """While this rank waits for others: refuse to go on if it was left behind."""

@@ -95,8 +95,14 @@ class MonitoredProcess:
         of_wrapper: bool = False,
     ) -> None:
         """The process or its wrapper got a signal that asks it to stop."""
+        self._note_launcher()
         self.failure.report(now)  # the signal may be the answer of the launcher
         self.stopping.terminating(now, number, of_wrapper=of_wrapper)
+
+    def _note_launcher(self) -> None:
+        """A signal may be of a helper of a launcher that was killed."""
+        member = self.of.shell.facts.members[self.of.rank]
+        member.was_left |= self.of.shell.own.launcher_is_ending()
 
     def decided(self) -> None:
         """The root cause is known: which rank failed first, or what stopped the job."""
@@ -172,6 +178,7 @@ class MonitoredProcess:
         self.of.has_ended = True
         self.failure.report(now)
         end = self._complete(how, now)
+        self._note_launcher()
         exited = Exited(end, is_reaped=not self.is_leaving)
         self.of.take(exited, now)
         if self._is_first(end):

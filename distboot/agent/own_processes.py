@@ -7,6 +7,7 @@ waits for the process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 
@@ -28,6 +29,8 @@ class OwnProcesses:
         self.shares_keys = False  # whether the keys of our terminal reach the ranks, too
         # Until when a script that ends by itself answers a SIGINT that came to its wrapper
         self.answers_interrupt_until = 0.0
+        # Whether the kernel is ending the launcher's process above our ranks
+        self.launcher_is_ending: Callable[[], bool] = bool
         self._facts = facts
         self._untold: list[OwnProcess] = []  # those to be told of the root cause
         self._stopped: set[int] = set()  # ranks whose order was executed

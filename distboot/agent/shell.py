@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .restarts import Restarts
 
 _LATER = 2.0  # seconds beyond the timeout of a key for the answer of rank 0
-_was_terminated = attrgetter("was_terminated")
+_is_orphan = attrgetter("is_orphan")
 CAUSE = "cause"  # the topic of the line that says why the job ends
 
 
@@ -147,7 +147,7 @@ class Shell:
         orphans = self.facts.running()
         if self.facts.cause is None:
             # Its helpers may have sent SIGTERM before it could be seen to be gone, as Horovod's do
-            orphans += filter(_was_terminated, self.facts.own)
+            orphans += filter(_is_orphan, self.facts.own)
         for member in orphans:
             end = ExitStatus(
                 cause=why,

@@ -89,6 +89,7 @@ class RankState:
     is_reaped: bool = False  # whether its launcher has seen its exit code
     is_watched: bool = True  # whether all are to be told of its failure
     is_local: bool = True  # whether it is a rank of this agent
+    was_left: bool = False  # whether a signal came to it while its launcher was ending
     lost_at: float = 0.0  # seconds since the epoch; 0: it was not lost
 
     @property
@@ -124,6 +125,11 @@ class RankState:
     @property
     def has_succeeded(self) -> bool:
         return self.end is not None and self.end.succeeded
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether a signal ended it that came while its launcher was ending."""
+        return self.was_left and self.was_terminated
 
     @property
     def was_terminated(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,23 @@ def test_ranks_end_with_their_launcher(
     assert len(causes) == 1, job.output()
     assert f"(process {target})" in causes.pop()
     assert "failed first: its launcher is gone: " in job.headline()
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
+@needs_mpirun
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_launcher_that_ends_its_ranks_outlives_them(
+    launch: Launch, init: bool, number: int
+) -> None:
+    job = launch(TWO_OF_MPIRUN, init=init)
+    job.start()
+    pids = job.pids()
+    os.kill(job.process.pid, number)
+    until(lambda: not any(map(alive, pids)), 10)
+    # On a busy machine mpirun's SIGKILL may come first, 0.24 s later
+    said = r"Stopped by an external SIGTERM: |Rank \d failed first: killed by SIGKILL \("
+    assert re.match(said, job.headline()), job.output()
+    assert "its launcher is gone" not in job.output()
 
 
 @needs_mpirun
