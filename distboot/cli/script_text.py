@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Mapping
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -28,51 +28,39 @@ _WRAPPERS_ALONE = (
     "--log-prefix",
     "--log-format",
 )
-_LOCAL_RANK = r"""["'](--local[-_]rank)["']"""
-_LOCAL_RANK_OPTION = pattern(_LOCAL_RANK)
-# The same where a parser gets it: of argparse, click or typer, after other names, in no comment
-_ADDS_LOCAL_RANK = pattern(
-    r"""^[^#\n]*\b(?:add_argument|option|Option)\(\s*"""
-    rf"""(?:["'][\w-]*["']\s*,\s*)*{_LOCAL_RANK}""",
-    re.MULTILINE,
-)
+_LOCAL_RANKS = {"--local_rank", "--local-rank"}
+_MENTIONS_LOCAL_RANK = pattern(r"""["'](--local[-_]rank)["']""")
 
 
 class Framework(NamedTuple):
     """A framework with variables of its own, which the wrapper sets only with `--framework`."""
 
-    starts: re.Pattern[str]  # in a script that starts it
+    word: str  # in the text of each script that starts it
+    signs: set[str]  # what such a script imports, or calls
     variable: str  # any other environment with it tells the framework its rank
 
 
-# `import horovod`, `from horovod`, `import torch as t, horovod`
-_IMPORT_OF = r"(?:from|import(?:[ \t]+[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,)*)[ \t]+{}\b"
-# Also after `try:`, `if x:` and `import os;`, but in no comment, string or prose
-_IN_A_LINE = rf"""^[ \t]*(?:(?:try|else|if\b[^#"'\n]*)[ \t]*:|[^#"'\n]*;)?[ \t]*{_IMPORT_OF}"""
 _FRAMEWORKS = {
     "horovod": Framework(
-        pattern(_IN_A_LINE.format("horovod"), re.MULTILINE),
+        "horovod",
+        {"horovod"},
         "HOROVOD_RANK",
     ),
     "tensorflow": Framework(
-        pattern(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
+        "Strategy",
+        {"MultiWorkerMirroredStrategy", "ParameterServerStrategy"},
         "TF_CONFIG",
     ),
     "jax": Framework(
-        pattern(r"\bjax\.distributed\.initialize\(\s*\)"),
+        "jax.distributed",
+        {"jax.distributed.initialize()"},
         "JAX_COORDINATOR_ADDRESS",
     ),
 }
-# Not within a function, where libraries that can do without it import it
-_IMPORTS_MPI = pattern(rf"^{_IMPORT_OF}".format("mpi4py"), re.MULTILINE)
-# As what may be missing
-_TRIES_MPI = pattern(
-    rf"^try:(?:[ \t]*(?:#.*)?\n)?[ \t]+{_IMPORT_OF}".format("mpi4py"), re.MULTILINE
-)
 # Beginnings of variables of whatever starts MPI: Slurm and Flux may not
 _OFFERS_OF_MPI = ("PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY")
+_MPI = "mpi4py"
 _MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
-_IMPORTS_DISTBOOT = pattern(_IN_A_LINE.format("distboot"), re.MULTILINE)
 
 
 def misplaced_options(target: Target) -> list[str]:
@@ -82,7 +70,7 @@ def misplaced_options(target: Target) -> list[str]:
     found = []
     text = target.text.replace("_", "-")  # of a name, `args.max_restarts`
     arguments = target.words[target.start :]
-    for word in itertools.takewhile(lambda word: word != "--", arguments):
+    for word in itertools.takewhile("--".__ne__, arguments):
         given = word.partition("=")[0]
         option = given.replace("_", "-")
         name = option.removeprefix("--")
@@ -95,9 +83,9 @@ def misplaced_options(target: Target) -> list[str]:
 def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:
     """Fit the options to the text of the script."""
     if options.framework == "deepspeed":
-        _pass_local_rank(options, target.text, _LOCAL_RANK_OPTION)
+        _pass_local_rank(options, _mentioned_local_rank(target.text))
     elif _is_given_local_rank(target):
-        _pass_local_rank(options, target.text, _ADDS_LOCAL_RANK)
+        _pass_local_rank(options, _added_local_rank(target.text))
     elif options.framework == "tensorflow" and has_servers(environ):
         _refuse_workers_only(target.text)
 
@@ -112,18 +100,30 @@ def _is_given_local_rank(target: Target) -> bool:
     return all((is_given, not target.is_command))
 
 
-def _pass_local_rank(options: SimpleNamespace, text: str, option: re.Pattern[str]) -> None:
+def _pass_local_rank(options: SimpleNamespace, option: str | None) -> None:
     """Pass the local rank to a script that has an option for it, in its spelling.
 
     The default of the option may be 0, which is the wrong device, and deepspeed.initialize compares
     it with LOCAL_RANK (0.19, _do_args_sanity_check). A script without the name in it may not know
     the option, and would end with a usage error.
     """
-    if options.pass_local_rank is not None:
-        return
-    found = option.search(text)
-    if found is not None:
-        options.pass_local_rank = found[1]
+    is_given = options.pass_local_rank is not None
+    if option is not None and not is_given:
+        options.pass_local_rank = option
+
+
+def _mentioned_local_rank(text: str) -> str | None:
+    found = _MENTIONS_LOCAL_RANK.findall(text)
+    return next(iter(found), None)
+
+
+def _added_local_rank(text: str) -> str | None:
+    """As the script adds it to its parser; absl leaves the dashes out."""
+    from .script_tree import script_of  # here, as only some launchers give it
+
+    options = [f"--{name.lstrip('-')}" for name in script_of(text).options]
+    found = filter(_LOCAL_RANKS.__contains__, options)
+    return next(found, None)
 
 
 def _refuse_workers_only(text: str) -> None:
@@ -154,9 +154,6 @@ def missing_framework_option(
     """
     text = target.text
     if framework != "torch":
-        return None
-    calls_init = _IMPORTS_DISTBOOT.search(text) is not None
-    if calls_init:
         return None
     name = _framework_without_variables(text, placement, environ)
     if name is None:
@@ -191,9 +188,7 @@ def missing_mpi(
             f"start the job with {_MPI_REMEDY}; or leave --framework out",
         )
     text = target.text
-    is_used = _uses_mpi(text)
-    calls_init = _IMPORTS_DISTBOOT.search(text) is not None
-    if calls_init or not is_used:
+    if not _uses_mpi(text):
         return None
     return (
         f"warning: {target.as_given} imports mpi4py, and {what} is a world of its own, and may "
@@ -203,18 +198,25 @@ def missing_mpi(
 
 def _uses_mpi(text: str) -> bool:
     """Whether a script imports mpi4py; one that can do without it, only where it is there."""
-    if _TRIES_MPI.search(text) is None:
-        return _IMPORTS_MPI.search(text) is not None
+    if _MPI not in text:
+        return False
     from importlib.util import find_spec  # here, as few scripts do
 
-    return find_spec("mpi4py") is not None
+    from .script_tree import script_of
+
+    script = script_of(text)
+    packages = set(script.needed)
+    if find_spec(_MPI) is not None:
+        packages |= script.tried
+    return _MPI in packages and not script.calls_init
 
 
 def _is_without_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:
     starts = LAUNCHERS[placement.launcher].mpi
     if starts in ("yes", "no"):
         return starts == "no"
-    return not any(name.startswith(_OFFERS_OF_MPI) for name in environ)
+    is_offer = methodcaller("startswith", _OFFERS_OF_MPI)
+    return not any(map(is_offer, environ))
 
 
 def _framework_without_variables(
@@ -222,9 +224,19 @@ def _framework_without_variables(
 ) -> str | None:
     read_by = LAUNCHERS[placement.launcher].read_by
     for name, framework in _FRAMEWORKS.items():
-        is_started = framework.starts.search(text) is not None
         is_read_from_launcher = name in read_by
         has_variables = is_read_from_launcher or framework.variable in environ
-        if is_started and not has_variables:
+        is_mentioned = framework.word in text
+        is_to_be_told = is_mentioned and not has_variables
+        if is_to_be_told and _starts(framework, text):
             return name
     return None
+
+
+def _starts(framework: Framework, text: str) -> bool:
+    """Whether a script that does not call `init` starts a framework."""
+    from .script_tree import script_of  # here, as most scripts have no such word
+
+    script = script_of(text)
+    shown = script.imported | script.called
+    return not script.calls_init and not framework.signs.isdisjoint(shown)

@@ -77,7 +77,8 @@ def beginning(path: str, most: int = _LONGEST) -> str:
     """The beginning of a file; empty if it cannot be read, or is no regular file."""
     if not os.path.isfile(path):  # a pipe can be read only once
         return ""
-    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+    # Python, too, leaves out the mark of UTF-8 that editors put before the first line
+    with suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
         return file.read(most)
     return ""
 

@@ -245,12 +245,12 @@ def _after_dashes(command: str) -> str:
 
 
 def _file_of_module(name: str) -> str:
-    """The file of a module in the working directory, where `python -m` looks first."""
-    path = name.replace(".", os.sep)
-    of_package = os.path.join(path, "__main__.py")
-    if os.path.isfile(of_package):
-        return of_package
-    return f"{path}.py"
+    """The file that `python -m` runs; empty if this Python does not find it."""
+    from .module_lookup import file_of_module  # here, as most run a script
+
+    with suppress(KeyError, ValueError):  # see `_missing_module`; a name that is none
+        return file_of_module(name)
+    return ""
 
 
 def _missing_module(name: str) -> DistbootError | None:

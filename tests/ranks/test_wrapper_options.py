@@ -134,6 +134,11 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
         ("import torch as t, horovod.torch as hvd", (), "horovod"),
         ("import os; from horovod import torch", (), "horovod"),
         ("try: import horovod.torch as hvd\n    except ImportError: pass", (), "horovod"),
+        ("x = 'a'; import horovod.torch as hvd", (), "horovod"),
+        ('"""\n    import distboot\n    """; import horovod.torch as hvd', (), "horovod"),
+        ('"""\n    import horovod\n    """', (), None),
+        ("from distboot import detect\n    import horovod.torch as hvd", (), "horovod"),
+        ("from distboot import init\n    import horovod.torch as hvd", (), None),
         ("import horovod.torch as hvd", ("--", sys.executable), "horovod"),
         ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
     ],
@@ -164,6 +169,11 @@ _IMPORT = "from mpi4py import MPI\n"
     [
         ("2", _IMPORT, True),
         ("2", "import sys, mpi4py.MPI as MPI\n", True),
+        ("2", f"import sys; {_IMPORT}", True),
+        ("2", f'"""\nimport distboot\n"""\n{_IMPORT}', True),
+        ("2", f"try:\n    import sys\n    {_IMPORT}except ImportError:\n    raise\n", True),
+        ("2", f"if __name__ == '__main__':\n    {_IMPORT}", True),
+        ("2", f"if 'mpi' in []:\n    {_IMPORT}", False),
         ("2", f"try:  # there may be none\n    {_IMPORT}except ImportError:\n    pass\n", True),
         ("2", "try:\n    from mpi4py_fft import x\nexcept ImportError:\n    pass\n", False),
         ("2", f"def save():\n    {_IMPORT}", False),
@@ -174,7 +184,7 @@ _IMPORT = "from mpi4py import MPI\n"
 def test_script_without_its_mpi_is_warned_of(
     distboot: Run, tmp_path: Path, count: str, text: str, is_said: bool
 ) -> None:
-    script = f"raise SystemExit\n{text}"
+    script = f"\ufeffraise SystemExit\n{text}"  # with the mark of an editor
     (tmp_path / "mpi4py.py").touch()
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
     said = "warning: train.py imports mpi4py, and launcher 'distboot' has not started MPI"
@@ -244,7 +254,14 @@ _WANTS_LOCAL_RANK = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
 @pytest.mark.parametrize("command", [[], ["run"]])
 @pytest.mark.parametrize(
-    ("script", "printed"), [(_ADDS_LOCAL_RANK, "0\n"), (_ADDS_NO_LOCAL_RANK, "[] False\n")]
+    ("script", "printed"),
+    [
+        (_ADDS_LOCAL_RANK, "0\n"),
+        (_ADDS_LOCAL_RANK.replace('    "-r"', '    # of torchrun\n    "-r"'), "0\n"),
+        (_ADDS_LOCAL_RANK.replace('"-r"', '"-r",  # its name\n    *()'), "0\n"),
+        (_ADDS_LOCAL_RANK.replace("parser = ", "text = '#1'; parser = "), "0\n"),
+        (_ADDS_NO_LOCAL_RANK, "[] False\n"),
+    ],
 )
 def test_script_that_asks_gets_the_local_rank(
     distboot: Run, node: list[str], command: list[str], script: str, printed: str
