@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-# What adds an option to a parser: of argparse, optparse, click and typer, absl
-_ADDS_OPTION = ("add_argument", "add_option", "option", "Option", "DEFINE_integer")
+# What adds an option to a parser, in lower case: of argparse, optparse, click and typer, absl
+_ADDS_OPTION = ("add_argument", "add_option", "option", "define_integer")
 # Of `from distboot import …`: what forms the job
 _FORMS_JOB = {"init", "*"}
 
@@ -94,7 +94,7 @@ class Script(ast.NodeVisitor):
         if not given:
             self.called.add(f"{dotted}()")
         before = self._adds_option
-        self._adds_option = name in _ADDS_OPTION
+        self._adds_option = name.lower() in _ADDS_OPTION
         for argument in node.args:
             self.visit(argument)
         self._adds_option = False
