@@ -98,8 +98,7 @@ class EventLoop:
         now = time.monotonic()
         asleep = now - self._tick_at
         if asleep > _ASLEEP:
-            for connection in self._shell.peers.members:
-                connection.wake(now)
+            self._shell.peers.wake(asleep, now)
             for watched in self._shell.own.watched.values():
                 watched.skip(asleep)
         for key, _ in ready:

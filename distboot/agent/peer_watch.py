@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _SUSPECT_POLL = 0.1  # seconds between two polls of a peer whose host is being asked
 _FEW = 32  # peers that are polled in one second, unless each one is due
-DISCONNECTED = "the connection closed without an exit report"
+_DISCONNECTED = "the connection closed without an exit report"
+_JUST_WOKEN = 10.0  # seconds: a peer may return for some of them
 
 
 class PeerWatch:
@@ -74,6 +75,8 @@ class PeerWatch:
             UNREACHABLE: events.unreachable,
             REACHABLE: events.reachable,
         }
+        self._woken_at = -inf  # when this process itself went on after it was stopped
+        self._stopped_for = 0.0  # seconds
         self._backlog: set[PeerConnection] = set()  # those with something left to send
         for connection in self.members:
             connection.backlog = self._backlog
@@ -86,6 +89,33 @@ class PeerWatch:
         self._turns = [everyone[turn::between] for turn in range(between)]
         # Not closed before the end, which would be a failure to the peer
         self._abandoned: list[HeartbeatConnection] = []
+
+    def wake(
+        self,
+        stopped_for: float,
+        now: float,
+    ) -> None:
+        """This process was stopped: the silence of its peers counts from now on."""
+        self._woken_at = now
+        self._stopped_for = stopped_for
+        for connection in self.members:
+            connection.wake(now)
+
+    def why_disconnected(self, agent: str, now: float) -> str:
+        """Why the rank at the other end of a connection that has closed is lost.
+
+        The peer has closed it, where this process was stopped longer than it waits.
+
+        Args:
+            agent: this one, in the words of that text.
+            now: the time.
+        """
+        was_given_up = self._stopped_for > self.bound
+        has_just_woken = now < self._woken_at + _JUST_WOKEN
+        if was_given_up and has_just_woken:
+            seconds = f"{self._stopped_for:.0f} s"
+            return f"the connection closed while {agent} was stopped for {seconds}"
+        return _DISCONNECTED
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         """Receive and handle the messages of another agent."""

@@ -34,7 +34,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..rendezvous.worker import NoAnswerError
 from .heartbeat import HeartbeatConnection
 from .peer_connection import DisconnectedError, close_gracefully
-from .peer_watch import DISCONNECTED, PeerWatch
+from .peer_watch import PeerWatch
 from .returning import NewConnection, Returning, is_refused
 from .shell import CAUSE, Shell
 
@@ -42,6 +42,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connections import Appliers
 
+_WHO = "this agent"  # in a text for users
 _RETURN_TIMEOUT = 2.0  # seconds to return over another connection
 
 
@@ -115,7 +116,7 @@ class Rank0Connection:
     ) -> None:
         self._why_ended = str(error)
         if not self.returning.is_possible or self._is_goodbye(self._shell.root_cause):
-            self._lose(connection, DISCONNECTED, self._why_ended, now)
+            self._lose(connection, self.peers.why_disconnected(_WHO, now), self._why_ended, now)
             return
         self.peers.end(connection)
         self._link.is_closed = True
@@ -150,7 +151,9 @@ class Rank0Connection:
         if until == inf:
             return
         if now >= until or is_refused(error):
-            self._lose(self.connection, DISCONNECTED, self._why_ended, now)
+            self._lose(
+                self.connection, self.peers.why_disconnected(_WHO, now), self._why_ended, now
+            )
 
     def _go_on(self, new: NewConnection, now: float) -> bool:
         """Use a new connection in place of the old one, unless that is open; returns whether it is used."""

@@ -36,7 +36,7 @@ from .heartbeat import HeartbeatConnection
 from .job_record import JobRecord
 from .liveness import BEATS_OF_RANK_0
 from .peer_connection import DisconnectedError, close_gracefully
-from .peer_watch import DISCONNECTED, PeerWatch
+from .peer_watch import PeerWatch
 from .shell import CAUSE, Shell
 
 TYPE_CHECKING = False
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .connections import Appliers
 
 # Seconds for an agent to return whose connection has ended: it takes milliseconds
+_WHO = "the agent of rank 0"  # in a text for users
 _RETURN_TIMEOUT = GATHERING
 # The same, where the network was cut
 _RETURN_TIMEOUT_AFTER_CUT = 3.0
@@ -111,7 +112,7 @@ class RankConnections:
     def turn(self, now: float) -> None:
         for connection, absence in list(self._returning.items()):
             if now >= absence.until:
-                self.lose(connection, DISCONNECTED, now)
+                self.lose(connection, self.peers.why_disconnected(_WHO, now), now)
 
     def due(self) -> float:
         return min((absence.until for absence in self._returning.values()), default=inf)
@@ -152,7 +153,7 @@ class RankConnections:
     ) -> None:
         """Its ranks are lost, unless their agent returns over another connection in time."""
         if not self.is_running(connection):
-            self.lose(connection, DISCONNECTED, now)
+            self.lose(connection, self.peers.why_disconnected(_WHO, now), now)
             return
         self.peers.end(connection)
         seconds = _RETURN_TIMEOUT
@@ -167,7 +168,7 @@ class RankConnections:
         for member in self._detected(connection):
             self._lost(
                 member,
-                DISCONNECTED,
+                self.peers.why_disconnected(_WHO, now),
                 now,
                 gathering=seconds,
             )

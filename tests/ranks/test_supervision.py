@@ -120,6 +120,10 @@ def test_frozen_or_killed_wrapper_is_a_lost_rank(
     assert running.first(2).startswith(f"rank {rank} became unreachable first: {said}")
     running.processes[rank].send_signal(signal.SIGCONT)
     running.codes()
+    if number == signal.SIGSTOP:  # all others were there
+        who = ("the agent of rank 0", "this agent")[rank]
+        said = f"became unreachable first: the connection closed while {who} was stopped for "
+        assert said in running.first(rank)
 
 
 def test_rank_0_without_a_file_tells_all(start: Start) -> None:
