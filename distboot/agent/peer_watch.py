@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SUSPECT_POLL = 0.1  # seconds between two polls of a peer whose host is being asked
 _FEW = 32  # peers that are polled in one second, unless each one is due
-_DISCONNECTED = "the connection closed without an exit report"
+DISCONNECTED = "the connection closed without an exit report"
 _JUST_WOKEN = 10.0  # seconds: a peer may return for some of them
 
 
@@ -115,7 +115,7 @@ class PeerWatch:
         if was_given_up and has_just_woken:
             seconds = f"{self._stopped_for:.0f} s"
             return f"the connection closed while {agent} was stopped for {seconds}"
-        return _DISCONNECTED
+        return DISCONNECTED
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         """Receive and handle the messages of another agent."""

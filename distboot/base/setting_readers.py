@@ -199,6 +199,8 @@ def nproc_per_node(given: Given) -> str:
     if text in ("auto", "gpu", "cpu") or digits(text, 4):
         return text
     problem = f"{given.text} is neither a number of processes nor auto, gpu or cpu"
+    if text.isdecimal():
+        problem = f"{given.text} is not 1 to 9999 processes"
     hint = "use the number of ranks of each node"
     if given.code != "usage":
         hint = "unset it, or set it to the number of ranks of each node"

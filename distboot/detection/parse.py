@@ -67,6 +67,8 @@ def _parse_unusual_address(text: str) -> tuple[str, int | None]:
     if "://" in text:
         service = _service_link(text)
         raise ValueError(f"is a URL, not an address{service}")
+    if "@" in text:
+        raise ValueError("has a user name, which an address has not")
     if text.startswith("["):
         return _bracketed(text)
     colons = text.count(":")

@@ -206,6 +206,9 @@ def test_variable_equals_option_and_skips_the_ranks(run: Run) -> None:
         "DISTBOOT_NPROC_PER_NODE='many' is neither a number of processes nor auto, gpu or cpu"
         in wrong.stderr
     )
+    too_many = run(sys.executable, "-m", "distboot", "--nproc-per-node", "10000", "--", "true")
+    assert too_many.returncode == 2
+    assert "--nproc-per-node='10000' is not 1 to 9999 processes" in too_many.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user with no other process")

@@ -75,6 +75,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
+@pytest.mark.parametrize("text", ["user:secret@node", "user:secret@node:29500", "u@[::1]:1"])
+def test_user_name_is_what_is_wrong(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^has a user name"):
+        parse_address(text)
+
+
 def test_ports() -> None:
     assert [parse_port(text) for text in ("1", "29500", "65535")] == [1, 29500, 65535]
     for text in ("0", "65536", "", "1e3", "-1", "+1", " 1", "01", "1_0", "٣", "9" * 1000):

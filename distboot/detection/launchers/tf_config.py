@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...base.table import first_that_holds
-from ...base.text import short_repr
+from ...base.text import counted, short_repr
 from ..env_reader import EnvReader
 from ..parse import is_loopback, parse_address
 from . import Launcher
@@ -155,7 +155,8 @@ def _json_object(text: str, problems: list[str]) -> dict[str, Any]:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         # Without its text, in which a job may have more than the cluster.
-        problems.append(f"TF_CONFIG, {len(text)} characters, is not JSON: {error}")
+        length = counted(len(text), "character")
+        problems.append(f"TF_CONFIG, {length}, is not JSON: {error}")
         return {}
     if isinstance(config, dict) and config:
         return config
