@@ -8,7 +8,7 @@ Prometheus's older format (node exporter's textfile collector): that names count
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 
@@ -16,11 +16,21 @@ from ..base.text import escape_control, ranges
 from ..base.version import __version__
 from ..job.journal import FIRST
 from ..rendezvous.events import Event, ranks_per_node
+from .job_state import JobState
 from .spent import FAILURES, RoundTime, Spent
 
 _MOST_LATE = 100  # ranks with a time of their own
 _LONGEST = 200  # characters of a label
-_PHASES = ("joining", "starting", "running", "failing", "ended", "failed")
+_PHASES = ("joining", "starting", "running", "failing", "ended", "stopped", "failed")
+# State of a rank in the report -> its state here
+_HOW_RANKS_END = {
+    "ended": "ended",
+    "stopped": "stopped",
+    "failed first": "failed",
+    "lost": "failed",
+    "late": "failed",
+    "failed later": "failed",
+}
 _HELP = {
     "distboot_job": "The job: its launcher, and the version of distboot on rank 0.",
     "distboot_phase": "1 for the phase in which the job is.",
@@ -59,8 +69,11 @@ class Metrics:
             "late": self._ranks_late,
             "late_over": self._late_over,
             "stop_requested": self._stop_requested,
+            "failing": self._rank_ends,
+            "unreachable": self._rank_ends,
+            "reachable": self._rank_ends,
+            "exited": self._rank_ends,
             "root_cause": self._concluded,
-            "exited": self._exited,
             "start_failed": self._start_failed,
             "ended": self._ended,
         }
@@ -117,7 +130,8 @@ class Metrics:
         self._time = RoundTime()
         self._joined: set[int | None] = set()
         self._ranks_per_node = 0  # 0: each rank has joined for itself
-        self._codes: dict[int | None, int | None] = {}
+        self._ends: list[Event] = []  # from which follows how each rank has ended
+        self._is_stopped = False  # by a signal from outside, and not by a failure
         self._ended_at = 0.0  # of all ranks; 0.0: not yet
         self._late: dict[int, float] = {}  # rank -> since when others wait for it
 
@@ -160,8 +174,8 @@ class Metrics:
     def _stop_requested(self, _event: Event) -> None:
         self._stops += 1
 
-    def _exited(self, event: Event) -> None:
-        self._codes[event.rank] = event.details["exit_code"]
+    def _rank_ends(self, event: Event) -> None:
+        self._ends.append(event)
 
     # Late ranks
 
@@ -184,8 +198,10 @@ class Metrics:
 
     def _concluded(self, event: Event) -> None:
         self._late_over(event)
+        self._rank_ends(event)
         details = event.details
         if details["kind"] not in FAILURES:
+            self._is_stopped = True
             return
         self._phase = "failing"
         self._failure = {
@@ -196,8 +212,11 @@ class Metrics:
         }
 
     def _start_failed(self, event: Event) -> None:
-        self._phase = "failed"
         details = event.details
+        if details["is_stop"]:
+            self._phase = "stopped"
+            return
+        self._phase = "failed"
         text, _, _ = details["text"].partition("\n")
         if details["code"] is not None:
             text = f"error[{details['code']}]: {text}"
@@ -207,7 +226,9 @@ class Metrics:
         self._late_over(event)
         self._ended_at = event.time
         self._phase = "ended"
-        if event.details["exit_code"]:
+        if self._is_stopped:
+            self._phase = "stopped"
+        elif event.details["exit_code"]:
             self._phase = "failed"
 
     # The text
@@ -244,16 +265,32 @@ class Metrics:
             yield {"rank": rank}, value
 
     def _ranks(self) -> Iterator[tuple[Labels, float]]:
-        failed = [code for code in self._codes.values() if code != 0]
+        by_end = self._ranks_by_end()
         numbers = {
             "expected": self._time.world_size,
             "joined": len(self._joined),
             "missing": self._time.world_size - len(self._joined),
-            "ended": len(self._codes) - len(failed),
-            "failed": len(failed),
+            "ended": by_end["ended"],
+            "stopped": by_end["stopped"],
+            "failed": by_end["failed"],
         }
         for state, number in numbers.items():
             yield {"state": state}, float(number)
+
+    def _ranks_by_end(self) -> Counter[str]:
+        """How many ranks have ended, and how, as in the report."""
+        job = JobState(self._ends)
+        ranks = set(job.exited)
+        if job.root_cause is not None:  # before it, an external signal may explain a failure
+            ranks |= job.failed
+            ranks.update(job.root_cause.details["ranks"])
+        found: Counter[str] = Counter()
+        for rank in ranks:
+            how = _HOW_RANKS_END.get(job.of_rank(rank), "")
+            if not how and rank in job.failed:  # it cannot report its exit code any more
+                how = "failed"
+            found[how] += 1
+        return found
 
 
 def _labels(labels: Labels) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from distboot.job import journal
 from distboot.rendezvous.events import Event, EventLog, Kind
+from distboot.report.from_journal import report_of
 from distboot.report.metrics import Metrics
 
 NOON = 1_795_000_000.0
@@ -59,3 +60,8 @@ def events_of_journal(path: Path) -> list[Event]:
     (round_,) = journal.read(path.read_text().splitlines()).rounds
     every = [*round_.events, *round_.besides.values(), *round_.heard]
     return sorted(every, key=lambda event: event.time)
+
+
+def report_of_journal(path: Path) -> Any:
+    """The report that is made of a journal."""
+    return report_of(journal.read(path.read_text().splitlines()))

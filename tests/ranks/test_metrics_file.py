@@ -16,6 +16,12 @@ ctx = distboot.init("none")
 if ctx.rank == 1 and os.environ["DISTBOOT_RESTART_COUNT"] == "0":
     raise ValueError("bad batch")
 """
+FAILS = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("bad batch")
+time.sleep(60)
+"""
 WRAPPER = (sys.executable, "-m", "distboot", "--nproc-per-node", "2")
 
 
@@ -40,6 +46,29 @@ def test_metrics_tell_of_a_restart(run: Run, tmp_path: Path) -> None:
     assert lines[-1] == "# EOF"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.prom", "train.py"]
     assert path.stat().st_mode & 0o777 == 0o644, "a collector is another user"
+
+
+def test_ranks_of_a_failure_are_told_apart(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    done = run(*WRAPPER, "train.py", train=FAILS, env={"DISTBOOT_METRICS": str(path)})
+    assert done.returncode == 1, done.stderr
+    lines = _lines(path)
+    assert 'distboot_ranks{state="failed"} 1' in lines
+    assert 'distboot_ranks{state="stopped"} 1' in lines
+
+
+def test_external_sigterm_is_not_a_failure(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    job = start("ready()\nuntil('never')\n", 2, DISTBOOT_METRICS=str(path))
+    job.all_ready()
+    job.processes[0].terminate()
+    job.codes()
+    assert job.report()["outcome"] == "stopped"
+    lines = _lines(path)
+    assert 'distboot_phase{phase="stopped"} 1' in lines
+    assert 'distboot_phase{phase="failed"} 0' in lines
+    assert 'distboot_ranks{state="stopped"} 2' in lines
+    assert 'distboot_ranks{state="failed"} 0' in lines
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
-from reported import NOON, Log, begun, events_of_journal, metrics_text
+from reported import NOON, Log, begun, events_of_journal, metrics_text, report_of_journal
 
 JOURNALS = sorted((Path(__file__).parents[1] / "journals").glob("*.jsonl"))
 EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None, "at": NOON}
@@ -53,11 +53,42 @@ def test_metrics_of_real_journals(path: Path) -> None:
     found = _read(metrics_text(events, last))
     assert found["distboot_ranks state=expected"] == 3
     assert found["distboot_ranks state=missing"] == 0
-    assert found["distboot_phase phase=failed"] == 1
+    is_stopped = path.stem == "stopped-by-sigterm"
+    assert found["distboot_phase phase=failed"] == (not is_stopped)
+    assert found["distboot_phase phase=stopped"] == is_stopped
     (failure,) = [name for name in found if name.startswith("distboot_first_failure")] or [""]
     assert ("kind=" in failure) == (path.stem != "stopped-by-sigterm")
     # Without the moment in which ranks end that were told to stop
     assert sum(_spent(found)) == pytest.approx(last - first, abs=0.5)
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=[path.stem for path in JOURNALS])
+def test_ranks_are_counted_as_in_the_report(path: Path) -> None:
+    states = [rank["state"] for rank in report_of_journal(path)["ranks"]]
+    events = events_of_journal(path)
+    found = _read(metrics_text(events, events[-1].time))
+    failed = states.count("failed first") + states.count("failed later") + states.count("lost")
+    assert found["distboot_ranks state=failed"] == failed
+    assert found["distboot_ranks state=stopped"] == states.count("stopped")
+    assert found["distboot_ranks state=ended"] == states.count("ended")
+
+
+def test_start_that_a_signal_stops_has_not_failed() -> None:
+    log = begun(2, {0: {}})
+    log[0].details["round"] = 0
+    stop = {"text": "stopped by an external SIGTERM", "code": None, "hint": "", "is_stop": True}
+    log.at(NOON + 6, "start_failed", None, **stop)
+    found = _read(metrics_text(log, NOON + 7))
+    assert found["distboot_phase phase=stopped"] == 1
+    assert not [name for name in found if name.startswith("distboot_first_failure")]
+
+
+def test_rank_that_disconnects_later_has_failed() -> None:
+    log = _running().at(NOON + 19, "unreachable", 0, text="…")
+    log.at(NOON + 20, "root_cause", 1, kind="failed", **CAUSE)
+    log.at(NOON + 20, "exited", 1, exit_code=1, **EXIT)
+    found = _read(metrics_text(log, NOON + 21))
+    assert found["distboot_ranks state=failed"] == 2
 
 
 def test_ranks_that_are_missing_are_counted() -> None:
