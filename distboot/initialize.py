@@ -15,7 +15,7 @@ from .base.setting_readers import given_by_option, seconds
 from .base.text import short_repr
 from .context import Context
 from .detection.here import detect_here
-from .rendezvous.events import clock_time
+from .rendezvous.events import since_boot
 from .startup.exit_report import end_with_exit_code, report_error_at_exit
 from .startup.meeting import Call
 from .startup.refusals import refuse_ray_worker, refuse_spawned
@@ -179,7 +179,7 @@ def _new(
 ) -> Current:
     """Detect the placement, check the settings, let the ranks meet, and start the framework."""
     environ = os.environ  # which everything below is given
-    called = clock_time()
+    called = since_boot()
     placement = detect_here(environ, launcher=launcher)
     if launcher is None and not environ.get("DISTBOOT_LAUNCHER"):
         refuse_spawned(placement)

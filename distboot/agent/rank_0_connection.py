@@ -19,7 +19,6 @@ What this agent prints of a root cause is in `words_for`: one agent of a node sp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from math import inf
 
@@ -29,6 +28,7 @@ from ..job.follower import Follower
 from ..job.messages import Abort
 from ..job.rank_0_link import Rank0Link
 from ..job.root_cause import RankState, RootCause
+from ..rendezvous.events import clock_time
 from ..rendezvous.messages import Detach, Refused, Resume, Resumed
 from ..rendezvous.protocol import ProtocolError
 from ..rendezvous.worker import NoAnswerError
@@ -221,7 +221,7 @@ class Rank0Connection:
             self._lose_silent(now)
 
     def _lose_silent(self, now: float, when: str = "") -> None:
-        self._rank_0.lost_at = time.time()
+        self._rank_0.lost_at = clock_time()
         self._shell.apply(self.job.silent(now, when), now)
 
     def _is_silent(self) -> bool:
@@ -278,7 +278,7 @@ class Rank0Connection:
     ) -> None:
         effects = self.job.lost(why, now)
         if effects:
-            self._rank_0.lost_at = time.time()
+            self._rank_0.lost_at = clock_time()
         self._shell.apply(effects, now)
         self._end(connection, how, now)
 

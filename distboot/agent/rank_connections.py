@@ -28,7 +28,7 @@ from ..job.keys import Keys
 from ..job.messages import Abort
 from ..job.root_cause import RankState, RootCause
 from ..rendezvous.connection_pool import Connection
-from ..rendezvous.events import EventLog
+from ..rendezvous.events import EventLog, clock_time
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import READY, Detach, Go, Resume, Resumed
 from ..rendezvous.protocol import Broadcast, ProtocolError
@@ -202,7 +202,7 @@ class RankConnections:
         now: float,
         gathering: float = GATHERING,
     ) -> None:
-        member.lost_at = time.time()
+        member.lost_at = clock_time()
         effects = self.job.lost(
             member.rank,
             why,

@@ -14,7 +14,7 @@ from ..base.settings import share_env_setting
 from ..base.text import first_line
 from ..detection.order import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
-from ..rendezvous.events import ALL_READY, IMPORTED, EventLog, clock_time
+from ..rendezvous.events import ALL_READY, IMPORTED, EventLog, clock_time, own_clock
 from ..rendezvous.membership import JoinResult, Membership
 from ..rendezvous.messages import (
     Arrive,
@@ -65,6 +65,10 @@ class Session:
         """The ranks have met: hold what the agent knows now."""
         self._met = time.monotonic()
         self.result = result
+        if (
+            result.booted
+        ):  # the steps of this process are by the clock of its agent, as all its times
+            own_clock.booted = result.booted
         where: dict[str, object] = {"master_addr": result.host}
         if not LAUNCHERS[self.placement.launcher].serves_master_port:
             where["master_port"] = result.port

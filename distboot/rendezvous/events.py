@@ -1,8 +1,8 @@
 """What rank 0 learns about a job, as an append-only list of events.
 
 The rendezvous starts the list, and the agent of rank 0 continues it. `Event.time` is by the clock
-of the job, `job_time`; times in `details` are by the clock of the rank that sent them. `Clocks` has
-the difference.
+of the job, `job_time`; times in `details` are by the clock of the rank that sent them, `clock_time`.
+`Clocks` has the difference.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ _ADDED_UP: tuple[Kind, ...] = ("late", "late_over")
 _MOST_ADDED_UP = 10_000
 
 
-def _since_boot() -> float:
+# Seconds for which the times of a job can be sent, however far off the clock is
+_LONGEST_JOB = 10 * 366 * 86400.0
+
+
+def since_boot() -> float:
     """Seconds that no step of the clock changes, with those for which the host was suspended."""
     try:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -65,21 +69,40 @@ def _since_boot() -> float:
         return time.monotonic()
 
 
+class HostClock:
+    """The clock of this host as it was at one moment, and the time since then.
+
+    A later step of it, as when NTP corrects it, changes nothing: it would make the job longer or
+    shorter than it was. Of a clock that is far off, it is the nearest time that can be sent.
+    """
+
+    def __init__(self) -> None:
+        self.booted = 0.0  # when this host booted, in seconds since the epoch
+        self.read()
+
+    def read(self) -> None:
+        """Be the clock as it is now."""
+        now = min(time.time(), LONGEST_TIME - _LONGEST_JOB)
+        self.booted = max(now - since_boot(), 0.0)
+
+    def at(self, seconds: float) -> float:
+        """The time so many seconds after the boot."""
+        return min(self.booted + seconds, LONGEST_TIME)
+
+
+_clock_of_job = HostClock()
+# Of this rank, as it was when its agent began to join: then rank 0 has compared it with its own
+own_clock = HostClock()
+
+
 def clock_time() -> float:
-    """This process's own clock, for a message: the nearest valid time if it is far off."""
-    return min(max(time.time(), 0.0), LONGEST_TIME)
-
-
-_LOADED_AT = time.time() - _since_boot()
+    """Seconds since the epoch by the clock of this rank, for a message."""
+    return own_clock.at(since_boot())
 
 
 def job_time() -> float:
-    """Seconds since the epoch by the clock of the job.
-
-    That is rank 0's own as it was when this process began. A later step of it, as when NTP corrects
-    it, would make the job longer or shorter than it was.
-    """
-    return _LOADED_AT + _since_boot()
+    """Seconds since the epoch by the clock of the job: rank 0's as it was when this process began."""
+    return _clock_of_job.at(since_boot())
 
 
 class Event(NamedTuple):
@@ -208,7 +231,7 @@ class JoinLog(EventLog):
         now = job_time()
         if welcomed is None:
             # Its steps since this process began, without the noise of two readings; 0.0, not -0.0
-            clock = ClockOffset(round(time.time() - now, 2) + 0.0)
+            clock = ClockOffset(round(clock_time() - now, 2) + 0.0)
         else:
             # 107 on its clock at some moment between 100 and 101 is 6.5 ± 0.5.
             clock = ClockOffset(record.clock - (welcomed + now) / 2, abs(now - welcomed) / 2)

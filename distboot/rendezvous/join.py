@@ -17,7 +17,7 @@ from ..base.text import escape_control, log_line
 from ..host import lease_name, network
 from .connection_pool import allow_files
 from .coordinator import Coordinator, WhyMissing
-from .events import Event, EventLog
+from .events import Event, EventLog, own_clock
 from .membership import LOOPBACK, JoinPlan, JoinResult
 
 TYPE_CHECKING = False
@@ -120,6 +120,7 @@ class Joined:
             port=port,
             own_address=own_address,
             interface=interface,
+            booted=own_clock.booted,
         )
 
     def _as_worker(self) -> JoinResult:
@@ -152,6 +153,7 @@ class Joined:
             store_host=worker.address_of_rank_0,
             own_address=own_address,
             interface=interface,
+            booted=own_clock.booted,
         )
 
     def _listen(self) -> int:

@@ -240,6 +240,8 @@ class JoinResult:
     # Of this host for the ranks of the other nodes, if there are any
     own_address: str = of(line, default=LOOPBACK)
     interface: str | None = of(optional(line), default=None)  # that leads to these, if it is known
+    # When this host booted, by the clock of the agent: see `events.own_clock`; 0.0: not known
+    booted: float = of(time_or_duration, default=0.0)
 
 
 def build_membership(records: Sequence[WorkerInfo]) -> Membership:

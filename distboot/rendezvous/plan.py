@@ -32,7 +32,7 @@ from ..host import (
     derived_port,
     network,
 )
-from .events import clock_time
+from .events import clock_time, own_clock
 from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
@@ -164,6 +164,7 @@ def _own_report(
     problem: DistbootError | None,
 ) -> WorkerInfo:
     """What this rank reports to rank 0; or this agent of a node."""
+    own_clock.read()
     host = environ.get("DISTBOOT_HOST") or socket.gethostname()
     host = host[:_LONGEST_HOST]
     bound = ""

@@ -29,7 +29,7 @@ from ..detection.export import (
     wait_until_resolves,
 )
 from ..detection.placement import Placement
-from ..rendezvous.events import ALL_CALLED, CALLED, clock_time
+from ..rendezvous.events import ALL_CALLED, CALLED, clock_time, own_clock
 from ..rendezvous.plan import plan_of
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ class Call(NamedTuple):
     placement: Placement
     options: frameworks.Options
     environ: Mapping[str, str]  # of this process; `exported` changes it
-    called: float  # when, in seconds since the epoch
+    called: float  # when, in seconds since the boot of this host
     join_timeout: float
     supervision: settings.SupervisionSettings
     launcher: str | None  # that the caller named
@@ -127,7 +127,7 @@ def _with_wrapper(call: Call, around: AgentAround) -> Iterator[Session]:
     job.count = next(_starts)
     job.is_watched = call.supervision.detects
     job.take(around.result)
-    job.steps[CALLED] = call.called
+    job.steps[CALLED] = own_clock.at(call.called)
     job.steps[ALL_CALLED] = clock_time()
     yield job
     sidecar_start.tell_steps(job)

@@ -48,6 +48,23 @@ def test_journal_and_report_tell_the_same(distboot: Run, tmp_path: Path) -> None
     assert "ValueError: boom" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("seconds", [-3e9, 5e9])
+def test_clock_far_off_damages_no_journal(run: Run, distboot: Run, seconds: float) -> None:
+    program = f"""
+import sys, time
+right = time.time
+time.time = lambda: right() + {seconds}
+from distboot.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+    options = (*TWO, "--report", "job.html", "train.py")
+    done = run(sys.executable, "-c", program, *options, train=FAILS)
+    assert done.returncode == 1, done.stderr
+    shown = distboot("report", "job.jsonl")
+    assert shown.returncode == 0, shown.stderr
+    assert "ValueError: boom" in shown.stdout
+
+
 def test_report_in_place_of_its_journal_is_told(distboot: Run) -> None:
     assert distboot(*TWO, "--report", "job.html", "--", "true").returncode == 0
     done = distboot("report", "job.html")

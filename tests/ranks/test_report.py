@@ -40,6 +40,22 @@ if ctx.rank == 1:
 ctx.barrier()
 """
 
+# A wrapper whose clock is an hour ahead until a rank writes a file; that of its ranks is right
+STEPPED = """
+import sys, time
+from pathlib import Path
+right = time.time
+time.time = lambda: right() + (0 if Path("stepped").exists() else 3600)
+from distboot.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+STEPS = """
+from pathlib import Path
+import distboot
+distboot.init("none", join_timeout=60).barrier()
+Path("stepped").touch()
+"""
+
 
 def _in_order(steps: Mapping[str, str], names: list[str]) -> None:
     assert list(steps) == names
@@ -205,6 +221,17 @@ def test_rank_that_is_not_ready_is_distinguished() -> None:
     ranks: Any = report["ranks"]
     assert [rank["state"] for rank in ranks] == ["joined", "not ready", "not ready"]
     assert all("all_joined" in rank["steps"] for rank in ranks)
+
+
+def test_step_of_the_clock_moves_no_end(run: Run, tmp_path: Path) -> None:
+    options = ("run", "--nproc-per-node", "2", "--report", "job.json", "train.py")
+    done = run(sys.executable, "-c", STEPPED, *options, train=STEPS)
+    assert done.returncode == 0, done.stderr
+    report = _read(tmp_path / "job.json")
+    for rank in report["ranks"]:
+        names = [*BEGIN, "command_started", "init_called", "all_called", *INIT]
+        _in_order(rank["steps"], names)
+        assert report["start"] <= rank["start"] <= rank["end"] <= report["end"]
 
 
 @pytest.mark.parametrize("way", ["wrapper", "init"])

@@ -22,7 +22,7 @@ from distboot.base.text import ranges
 from distboot.job.exit_status import ExitStatus, UncaughtException
 from distboot.job.messages import Exited
 from distboot.rendezvous.coordinator import Coordinator
-from distboot.rendezvous.events import clock_time
+from distboot.rendezvous.events import clock_time, own_clock
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
@@ -437,6 +437,8 @@ def test_messages_survive_the_wire() -> None:
 @pytest.mark.parametrize("now", [-5.0, 1e10])
 def test_time_of_any_clock_may_be_sent(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
     monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr(own_clock, "booted", own_clock.booted)
+    own_clock.read()
     sent = replace(record(1, 2), clock=clock_time())
     assert decode(encode(sent), WorkerInfo) == sent
 

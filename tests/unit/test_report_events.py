@@ -12,15 +12,21 @@ from rendezvous_peers import record
 from reported import NOON, Log, begun, join
 
 from distboot.base.errors import DistbootError
+from distboot.job.journal import line_of, read
 from distboot.job.messages import Phases
 from distboot.rendezvous.events import (
     ClockOffset,
     Clocks,
+    Event,
     EventLog,
+    HostClock,
     JoinLog,
     Kind,
+    clock_time,
     job_time,
+    own_clock,
     own_steps,
+    since_boot,
 )
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
@@ -369,13 +375,33 @@ def test_step_of_the_clock_changes_no_event(monkeypatch: pytest.MonkeyPatch, ste
     log = EventLog()
     log.add("all_joined")
     monkeypatch.setattr(time, "time", lambda: right() + step)
+    monkeypatch.setattr(own_clock, "booted", own_clock.booted)
     log.add("late")
     assert 0 <= log.note("ended") - log[0].time < 60
+    own_clock.read()
     next_round = JoinLog(record(0, 2))
     next_round.joined(record(1, 2, node="b", clock=time.time()), welcomed=job_time())
     assert 0 <= next_round[0].time - log[0].time < 60
     assert [round(JobState(next_round).clock(rank).offset) for rank in (0, 1)] == [step, step]
     assert Clocks(next_round).offsets() == {1: pytest.approx(0, abs=1)}
+
+
+@pytest.mark.parametrize("step", [-300.0, 3600.0])
+def test_step_of_the_clock_moves_no_rank(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    right = time.time
+    before = clock_time()
+    monkeypatch.setattr(time, "time", lambda: right() + step)
+    assert 0 <= clock_time() - before < 60
+
+
+@pytest.mark.parametrize("now", [-2e9, 5e9])
+def test_clock_that_is_far_off_goes_on(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+    monkeypatch.setattr(time, "time", lambda: now)
+    clock = HostClock()
+    assert clock.at(since_boot() + 3600) - clock.at(since_boot()) == pytest.approx(3600, abs=60)
+    line = line_of(Event(clock.at(since_boot()), None, "late_over", {}))
+    first = line_of(Event(clock.at(since_boot()), None, "rendezvous_started", {}))
+    assert read([first, line]).unreadable == 0
 
 
 def test_times_of_a_rank_are_rank_0_times() -> None:
