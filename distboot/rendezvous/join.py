@@ -30,6 +30,10 @@ _HINT_AT_DUPLICATE = (
 )
 # Seconds for what has this port, or this address, to answer that it is rank 0 of this very job
 _CALL = 1.0
+# Seconds for which a process of this very job may have the port until it has ended: an agent ends
+# up to a second after its script
+_ENDING = 4.0
+_PAUSE = 0.1  # seconds between two attempts
 
 
 @dataclass(slots=True)
@@ -161,9 +165,8 @@ class Joined:
         taken: list[tuple[int, str]] = []
         for port in self.plan.ports:
             try:
-                self._listen_at(port, is_first=not taken)
+                self._listen_once_ended(port, is_first=not taken)
             except PortInUse as reason:  # noqa: PERF203 - there are five ports
-                self._refuse_second_process(port, reason)
                 why = str(reason)
                 if port == self.plan.ports[0]:  # the port of the job
                     why += _describe_holder(port)
@@ -175,24 +178,36 @@ class Joined:
         text = f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}"
         raise DistbootError("port-taken", text, "set MASTER_PORT to a free port for all processes")
 
+    def _listen_once_ended(self, port: int, *, is_first: bool) -> None:
+        """Listen at a port; before that, wait for a process of this very job that is ending.
+
+        `duplicate-rank`: it does not end; or it is rank 0, and its ranks are joining.
+        """
+        end = time.monotonic() + _ENDING
+        while time.monotonic() < end:
+            try:
+                return self._listen_at(port, is_first=is_first)
+            except PortInUseByThisJob:  # its ranks join, or have joined, or it is ending
+                self._call_rank_0(LOOPBACK, port)
+            except PortInUse:
+                if self.lease is not None:
+                    self.lease.close()
+                self._call_rank_0(LOOPBACK, port)
+                raise
+            self.wanted()
+            time.sleep(_PAUSE)
+        text = (
+            f"another process of this host is rank 0 of this very job already, at port {port}, "
+            f"and has not ended within {_ENDING:g} s"
+        )
+        raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE)
+
     def _listen_at(self, port: int, *, is_first: bool) -> None:
         self.lease = None
         # Else an agent around this one keeps the port
         if not self.plan.again or not is_first:
             self.lease = PortLease(port, self.plan)
         self.listener = listening(port)
-
-    def _refuse_second_process(self, port: int, reason: Exception) -> None:
-        """Raise `duplicate-rank` if a process of this very job has a port."""
-        if self.lease is not None:
-            self.lease.close()
-        self._call_rank_0(LOOPBACK, port)
-        if isinstance(reason, PortInUseByThisJob):  # it does not answer: it has met its ranks
-            text = (
-                "rank 0 of this very job is on this host already, or is still ending, "
-                f"and its ranks have met at port {port}"
-            )
-            raise DistbootError("duplicate-rank", text, _HINT_AT_DUPLICATE) from None
 
     def _call_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: rank 0 of this very job refuses a second one."""

@@ -16,7 +16,7 @@ import pytest
 from captured import one
 from conftest import Run
 from rendezvous_peers import plan_for, record
-from supervised import until
+from supervised import Start, until
 
 from distboot import DistbootError, detect
 from distboot.host import free_port, network, sockets
@@ -145,6 +145,27 @@ def test_second_rank_0_is_a_duplicate(run: Run, port: int) -> None:
         assert each.returncode == 78
         assert "error[duplicate-rank]" in each.stderr
         assert re.search(r"two processes are rank 0: \d+ and \d+, both on ", each.stderr)
+
+
+def test_rank_0_may_start_again_at_once(start_init: Start, run: Run, port: int) -> None:
+    variables = _plain(0, 2, port, DISTBOOT_JOIN_TIMEOUT="3")
+    first = start_init("", 1, **variables)
+    until(lambda: "missing: rank 1" in first.output(0))
+    first.processes[0].terminate()  # its agent has the port a little longer
+    first.processes[0].wait()
+    done = run(sys.executable, "-m", "distboot", "run", "--", "true", env=variables)
+    assert done.returncode == 75
+    assert "error[missing-rank]" in done.stderr
+
+
+def test_rank_0_of_a_running_job_is_refused(start: Start, run: Run, port: int) -> None:
+    job = start("ready()\nuntil('done')\n", 2, **_plain(0, 2, port))
+    job.all_ready()
+    done = run(*SHOW_JOB, env=_plain(0, 2, port))
+    job.touch("done")
+    assert done.returncode == 78
+    assert re.search(r"error\[duplicate-rank\]: .* is rank 0 of this very job already", done.stderr)
+    assert job.codes() == [0, 0]
 
 
 def test_all_ports_taken(run: Run) -> None:
