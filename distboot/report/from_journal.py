@@ -1,7 +1,8 @@
 """The summary and the report of a job from its journal alone: pure functions of what was written.
 
 A journal may have no end: its job still runs, or was killed outright. Then the time of the report
-is that of the last event, as nothing is known of what came after it.
+is that of the last event, as nothing is known of what came after it. If a file holds several jobs,
+one after the other, the last one counts.
 """
 
 from __future__ import annotations
@@ -142,10 +143,26 @@ def _headline_of_open(round_: Round, events: Sequence[Event], membership: Member
     )
 
 
+def _rounds_of_last_job(journal: Journal) -> list[Round]:
+    """The last rounds whose numbers continue: another number begins another job."""
+    found = journal.rounds[-1:]
+    for each in reversed(journal.rounds[:-1]):
+        if _number_of(each) + 1 != _number_of(found[0]):
+            break
+        found.insert(0, each)
+    return found
+
+
+def _number_of(round_: Round) -> int:
+    number: int = round_.events[0].details["round"]
+    return number
+
+
 def _spent_before(journal: Journal) -> Spent:
     """What the time of all rounds but the last one was spent on."""
     spent = Spent()
-    for each in journal.rounds[:-1]:
+    *earlier, _ = _rounds_of_last_job(journal)
+    for each in earlier:
         size = getattr(each.membership, "world_size", 0)
         round_ = RoundTime(_events_of(each), size)
         spent = spent.with_round(round_, each.last)
@@ -155,7 +172,7 @@ def _spent_before(journal: Journal) -> Spent:
 def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:
     """The rounds that failed, as the report has them."""
     found = []
-    for each in journal.rounds:
+    for each in _rounds_of_last_job(journal):
         causes = of_kinds(each.events, "root_cause")
         membership = each.membership
         if not causes or membership is None or not membership.max_restarts:

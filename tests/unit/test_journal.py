@@ -215,6 +215,17 @@ def test_seconds_of_all_rounds_are_in_the_report() -> None:
     )
 
 
+def test_rounds_of_an_earlier_job_do_not_count() -> None:
+    earlier = _journal_of(_round(NOON, 100), _round(NOON + 150, 850, 1))
+    one = _journal_of(_round(NOON + 9000, 100))
+    restarted = _journal_of(_round(NOON + 9000, 100), _round(NOON + 9150, 850, 1))
+    for last in (one, restarted):
+        both = read([*earlier, *last])
+        assert report_of(both) == report_of(read(last))
+        assert summary_of(both) == summary_of(read(last))
+        assert goodput_of(both) == goodput_of(read(last))
+
+
 def test_waits_for_a_late_rank_are_hangs() -> None:
     log = begun(2)
     for rank in range(2):
