@@ -18,7 +18,7 @@ from .detection.here import detect_here
 from .rendezvous.events import since_boot
 from .startup.exit_report import end_with_exit_code, report_error_at_exit
 from .startup.meeting import Call
-from .startup.refusals import refuse_ray_worker, refuse_spawned
+from .startup.refusals import refuse_ray_worker, refuse_spawned, tell_others
 from .startup.start import Current, refuse_different, start
 
 TYPE_CHECKING = False
@@ -188,9 +188,13 @@ def _new(
         overridden = []
         if join_timeout is not None:
             overridden.append("DISTBOOT_JOIN_TIMEOUT")
-        settings.refuse_invalid(environ, overridden)
-        join_limit = settings.join_timeout_setting(environ, join_timeout)
-        supervision = settings.supervision_settings(environ)
+        try:
+            settings.refuse_invalid(environ, overridden)
+            join_limit = settings.join_timeout_setting(environ, join_timeout)
+            supervision = settings.supervision_settings(environ)
+        except DistbootError as error:
+            tell_others(error, placement, environ)
+            raise
         call = Call(
             placement,
             options,

@@ -305,6 +305,7 @@ _OF_KUBEFLOW = (
     "KUBEFLOW_TRAINER_SERVER_CA_CERT",
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
 )
+_TO_JOIN = ("DISTBOOT_SECRET", "DISTBOOT_RENDEZVOUS")
 # Settings of 0 without which no rank is watched
 _SWITCHES = ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION")
 
@@ -505,6 +506,21 @@ def refuse_invalid(environ: Mapping[str, str], overridden: Sequence[str] = ()) -
             problems[problem.message] = problem
     if problems:
         raise _all_in_one(list(problems.values()))
+
+
+def without_invalid(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without invalid settings, with which this rank can join all the same.
+
+    Raises:
+        DistbootError: one of those is invalid that decide whether, and with which others, it joins.
+    """
+    for variable in _TO_JOIN:
+        value_of(variable, environ)
+    found = dict(environ)
+    for variable in _BY_VARIABLE:
+        if _problem(partial(value_of, variable, environ)) is not None:
+            del found[variable]
+    return found
 
 
 def _refuse_hang_unwatched(environ: Mapping[str, str]) -> None:

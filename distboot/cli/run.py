@@ -33,6 +33,7 @@ from .run_options import check_local_rank, complete, overriding, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .script_text import fit_to_script
 from .target import target_of
+from .told_errors import told_errors, told_of_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,32 +50,45 @@ _NO_RANK = ("not-alone", "node-level-launch")
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
     environ = os.environ  # which everything below is given
-    options, given = parse(words, environ)
+    with told_of_options(words, environ):
+        options, given = parse(words, environ)
     placement = _placement(options, given, environ)
     warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
-        given_options = overriding(options)
-        complete(options, environ, given_options)
-        warn_of_ineffective(environ, placement.rank, placement.who, given_options)
-        torchrun_options.refuse_different(options, placement)
-        target = target_of(given)
-        launch = launch_of(options, target, environ)
-        check_local_rank(options, target, launch.nested, placement)
-        if launch.nested is None:  # else these may be options of the launcher
-            warn_of_misplaced(target, placement)
-        warn_of_world_size(placement, environ)
-        if not launch.starts_ranks(placement):
-            refuse_unless_rank(placement)
-        if launch.inner is None:
-            fit_to_script(options, target, environ)
-        else:
-            _refuse_binding(launch.inner, options.bind)
-            options.framework = "none"
+        with told_errors(options, placement, environ):
+            launch = _checked(options, given, placement, environ)
         if options.nproc_per_node:
             return _run_node(launch, placement)
         launch.warn_of_unused(placement)
         bound_cpus.warn_of_rank(placement, environ)
         return _run_rank(launch, export.require_master(placement))
+
+
+def _checked(
+    options: SimpleNamespace,
+    given: list[str],
+    placement: Placement,
+    environ: MutableMapping[str, str],
+) -> Launch:
+    """The launch, with all options complete; refuses what does not fit together."""
+    given_options = overriding(options)
+    complete(options, environ, given_options)
+    warn_of_ineffective(environ, placement.rank, placement.who, given_options)
+    torchrun_options.refuse_different(options, placement)
+    target = target_of(given)
+    launch = launch_of(options, target, environ)
+    check_local_rank(options, target, launch.nested, placement)
+    if launch.nested is None:  # else these may be options of the launcher
+        warn_of_misplaced(target, placement)
+    warn_of_world_size(placement, environ)
+    if not launch.starts_ranks(placement):
+        refuse_unless_rank(placement)
+    if launch.inner is None:
+        fit_to_script(options, target, environ)
+    else:
+        _refuse_binding(launch.inner, options.bind)
+        options.framework = "none"
+    return launch
 
 
 def _placement(

@@ -1,12 +1,14 @@
-"""The processes in which `init` must not join the job as a rank."""
+"""The processes in which `init` must not join the job as a rank; and ranks that are not able to."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ..base.errors import DistbootError, already_joined
+from ..base.settings import join_timeout_setting, rendezvous_setting, without_invalid
 from ..detection import inherited
 from ..detection.detect import refuse_unless_rank
 from ..detection.order import LAUNCHERS
@@ -27,6 +29,38 @@ def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
             launcher.unsupported_reason,
         )
     refuse_unless_rank(placement)
+
+
+def tell_others(
+    error: DistbootError, placement: Placement, environ: Mapping[str, str], ranks: int = 0
+) -> None:
+    """Let the ranks that join learn why this one, or this agent of `ranks`, does not.
+
+    Nothing happens where this process is alone, or must not or cannot join.
+    """
+    outer = inherited.about(placement, environ)
+    is_of_rank = outer.joined in (0, os.getpid())
+    if placement.world_size == 1 or outer.met or not is_of_rank:
+        return
+    from ..agent.meet import join_here  # here and below, as most ranks start
+    from ..detection.export import require_master
+
+    with suppress(DistbootError, OSError):
+        if not ranks:
+            refuse_unless_rank(placement)
+        environ = without_invalid(environ)
+        if not rendezvous_setting(environ):
+            return
+        with join_here(
+            require_master(placement),
+            environ,
+            join_timeout_setting(environ),
+            framework="none",
+            on_cpu=True,
+            problem=error,
+            ranks=ranks,
+        ):
+            pass
 
 
 def refuse_spawned(placement: Placement) -> None:

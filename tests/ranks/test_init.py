@@ -309,6 +309,16 @@ def test_what_one_rank_lacks_reaches_all(run_ranks: RunRanks, tmp_path: Path, ra
     assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_invalid_setting_of_one_rank_reaches_all(run_ranks: RunRanks, rank: int) -> None:
+    invalid = {"DISTBOOT_GRACE": "soon", "DISTBOOT_JOIN_TIMEOUT": "later"}
+    script = "import distboot; distboot.init('none')"
+    ended = run_ranks(script, places=[invalid if each == rank else {} for each in range(2)])
+    assert [each.code for each in ended] == [78, 78]
+    for each in ended:
+        assert "DISTBOOT_GRACE='soon' is not a valid number of seconds" in each.err
+
+
 def test_file_that_hides_the_framework_is_named(run: Run, tmp_path: Path) -> None:
     hidden = _broken_torch(tmp_path, "")
     ended = run(sys.executable, "-c", "import distboot; distboot.init('torch')", env=hidden)

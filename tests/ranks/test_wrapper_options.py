@@ -1,7 +1,9 @@
 """What the wrapper does besides starting a command: `--exec`, `--pass-local-rank`, and a warning of ranks apart."""
 
 import json
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ state = {"arguments": sys.argv[1:], "rank": os.environ.get("RANK"), "pid": os.ge
 sys.stdout.write(json.dumps(state) + "\\n")
 """
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+# Invalid options and settings of one of two ranks, or nodes: the exit code of both, and the reason
+INVALID: dict[str, tuple[list[str], dict[str, str], int, str]] = {
+    "setting": ([], {"DISTBOOT_GRACE": "soon"}, 78, "DISTBOOT_GRACE='soon' is not a valid"),
+    "value": (["--grace", "soon"], {}, 2, "--grace='soon' is not a valid"),
+    "option": (["--grase", "5"], {}, 2, "unrecognized arguments: --grase"),
+    "framework": (["--framework", "jax2"], {}, 2, "'jax2' is not a valid framework"),
+    "node": (["--nproc-per-node", "1", "--grace", "soon"], {}, 2, "--grace='soon' is not a valid"),
+}
 
 
 @pytest.fixture
@@ -424,3 +436,31 @@ def test_deepspeed_gets_its_own_port_option(before: str, options: str) -> None:
     ports = [word for word in given if word.startswith("--master_port=")]
     assert len(ports) == ("--master_port" not in options and "--no_ssh" not in options)
     assert given == [*before.split(), *ports, *options.split(), "train.py"]
+
+
+@pytest.mark.parametrize("name", INVALID)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_invalid_option_of_one_rank_ends_all(run: Run, port: int, name: str, rank: int) -> None:
+    options, variables, code, reason = INVALID[name]
+    per_node = options[:2] if name == "node" else []
+
+    def ended(number: int) -> subprocess.CompletedProcess[str]:
+        environ = {
+            "RANK": str(number),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "DISTBOOT_JOIN_TIMEOUT": "20",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        words = [*WRAPPER, *per_node]
+        if number == rank:
+            environ |= variables
+            words = [*WRAPPER, *options]
+        return run(*words, "--", "true", env=environ)
+
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(ended, range(2)))
+    assert [each.returncode for each in both] == [code, code]
+    for each in both:
+        assert reason in each.stderr
