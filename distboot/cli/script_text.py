@@ -118,11 +118,10 @@ def _mentioned_local_rank(text: str) -> str | None:
 
 
 def _added_local_rank(text: str) -> str | None:
-    """As the script adds it to its parser; absl leaves the dashes out."""
+    """As the script adds it to its parser."""
     from .script_tree import script_of  # here, as only some launchers give it
 
-    options = [f"--{name.lstrip('-')}" for name in script_of(text).options]
-    found = filter(_LOCAL_RANKS.__contains__, options)
+    found = filter(_LOCAL_RANKS.__contains__, script_of(text).options)
     return next(found, None)
 
 

@@ -1,120 +1,160 @@
 """What the syntax of a Python script shows: what it imports and calls, and which options it adds.
 
-A script that this Python cannot parse shows nothing: it is of another Python, or ends with a
-syntax error.
+Of a script that this Python cannot parse (it is of another one, or longer than what is read of it) the
+lines show what they can.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 
-# What adds an option to a parser, in lower case: of argparse, optparse, click and typer, absl
-_ADDS_OPTION = ("add_argument", "add_option", "option", "define_integer")
+from ..base.patterns import pattern
+
+# What adds an option to a parser, in lower case: of argparse, optparse, click and typer, and absl;
+# with the dashes that the script leaves out
+_DASHES = {"add_argument": "", "add_option": "", "option": "", "define_integer": "--"}
 # Of `from distboot import …`: what forms the job
 _FORMS_JOB = {"init", "*"}
+# How a script imports a package: as it starts; then, too, but it may do without; or perhaps never
+_NEEDED = 0
+_TRIED = 1
+_LATER = 2
+# How it imports what is below a statement: libraries import in a function what they can do without
+_BELOW = {
+    "Try": _TRIED,
+    "TryStar": _TRIED,
+    "With": _TRIED,  # `with suppress(ImportError):`
+    "If": _LATER,
+    "For": _LATER,
+    "While": _LATER,
+    "Match": _LATER,
+    "FunctionDef": _LATER,
+    "AsyncFunctionDef": _LATER,
+}
+_IMPORT = pattern(r"^(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+_INDENTED_IMPORT = pattern(r"^[ \t]+(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+_OPTION = pattern(r"""["'](--[\w-]+)["']""")
 
 
-class Script(ast.NodeVisitor):
+class Script:
     """What one script shows. A package is the first part of a module's name."""
 
     def __init__(self) -> None:
         self.imported: set[str] = set()  # packages, anywhere
         self.needed: set[str] = set()  # those that it imports as it starts
-        self.tried: set[str] = set()  # the same below a `try`: it may do without them
-        # The last parts of the names that it calls, with `()` where it gives no argument
+        self.tried: set[str] = set()  # those that it imports then, but may do without
+        self._by_way = {
+            _NEEDED: self.needed,
+            _TRIED: self.tried,
+            _LATER: set(),
+        }
+        # The names that it calls, without what is before the last dot; whole ones with `()`, where
+        # it gives no argument
         self.called: set[str] = set()
-        self.options: list[str] = []  # texts that it gives to what adds an option to a parser
+        self.options: list[str] = []  # that it adds to a parser
         self.calls_init = False  # whether it imports what forms the job
-        self._later: set[str] = set()  # packages that it may never import
-        self._now = self.needed
-        self._adds_option = False
 
-    # Imports
+    def add(self, packages: Iterable[str], how: int) -> None:
+        """It imports these."""
+        names = {name.partition(".")[0] for name in packages}
+        self.imported |= names
+        self.calls_init |= "distboot" in names
+        self._by_way[how].update(names)
 
-    def visit_Import(self, node: ast.Import) -> None:
-        """`import horovod.torch as hvd`."""
-        self._import(node.names)
+    def take(self, node: ast.AST, how: int) -> None:
+        """Note what one node shows, without those below it."""
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            self.add(names, how)
+        elif isinstance(node, ast.ImportFrom):
+            self._take_from(node, how)
+        elif isinstance(node, ast.Call):
+            self._take_call(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """`from horovod import torch`, but not from a module beside the script."""
-        name = str(node.module)
-        if name == "distboot":
-            names = {alias.name for alias in node.names}
-            self.calls_init |= not names.isdisjoint(_FORMS_JOB)
-        elif not node.level:
-            self._import([ast.alias(name)])
+    def _take_from(self, node: ast.ImportFrom, how: int) -> None:
+        if node.level:  # a module beside the script
+            return
+        module = str(node.module)
+        if module != "distboot":
+            self.add([module], how)
+            return
+        names = {alias.name for alias in node.names}
+        self.calls_init |= not names.isdisjoint(_FORMS_JOB)
 
-    def _import(self, modules: Sequence[ast.alias]) -> None:
-        packages = {alias.name.partition(".")[0] for alias in modules}
-        self.imported |= packages
-        self._now |= packages
-        self.calls_init |= "distboot" in packages
-
-    # What is not imported in any case
-
-    def visit_Try(self, node: ast.Try) -> None:
-        """What is below a `try` may be missing."""
-        packages = self._later
-        if self._now is self.needed:
-            packages = self.tried
-        self._visit_below(node, packages)
-
-    def visit_If(self, node: ast.If) -> None:
-        """A condition may not hold; that on `__name__` does."""
-        packages = self._later
-        if "__name__" in ast.unparse(node.test):
-            packages = self._now
-        self._visit_below(node, packages)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """A function may not be called: libraries import there what they can do without."""
-        self._visit_below(node, self._later)
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - as `ast` calls it
-
-    def _visit_below(self, node: ast.AST, packages: set[str]) -> None:
-        """Visit a block, and note in this set what it imports."""
-        before = self._now
-        self._now = packages
-        self.generic_visit(node)
-        self._now = before
-
-    # Calls
-
-    def visit_Call(self, node: ast.Call) -> None:
-        """`parser.add_argument("--local-rank")`."""
-        dotted = ast.unparse(node.func)
+    def _take_call(self, node: ast.Call) -> None:
+        dotted = _dotted(node.func)
         _, _, name = dotted.rpartition(".")
         given = [*node.args, *node.keywords]
         self.called.add(name)
         if not given:
             self.called.add(f"{dotted}()")
-        before = self._adds_option
-        self._adds_option = name.lower() in _ADDS_OPTION
-        for argument in node.args:
-            self.visit(argument)
-        self._adds_option = False
-        for other in (node.func, *node.keywords):
-            self.visit(other)
-        self._adds_option = before
+        dashes = _DASHES.get(name.lower())
+        if dashes is not None:
+            texts = _texts(node.args)
+            self.options += map(dashes.__add__, texts)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """A text, also within `f"…"`, or after a `*`."""
-        if self._adds_option:
-            self.options.append(str(node.value))
+
+def _dotted(node: ast.AST) -> str:
+    """`"jax.distributed.initialize"`; of what is no name only what follows it."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def _texts(arguments: Iterable[ast.AST]) -> list[str]:
+    """The texts among these, also within `f"…"`, or after a `*`."""
+    nodes = chain.from_iterable(map(ast.walk, arguments))
+    return [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
 
 
 @lru_cache(maxsize=1)
 def script_of(text: str) -> Script:
     """What a script of this text shows."""
     found = Script()
+    tree = _parsed(text)
+    if tree is None:
+        _read_lines(text, found)
+        return found
+    # No recursion: a script may be nested deeply
+    left: list[tuple[ast.AST, int]] = [(tree, _NEEDED)]
+    while left:
+        node, how = left.pop()
+        found.take(node, how)
+        for child in ast.iter_child_nodes(node):
+            left.append((child, max(how, _how_below(node, child))))
+    return found
+
+
+def _parsed(text: str) -> ast.Module | None:
     cannot = suppress(SyntaxError, ValueError, RecursionError, MemoryError)
     with cannot, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script shows them
-        tree = ast.parse(text)
-        found.visit(tree)
-    return found
+        return ast.parse(text)
+    return None
+
+
+def _how_below(node: ast.AST, child: ast.AST) -> int:
+    """How a script imports what is below a statement."""
+    if isinstance(node, ast.If) and child in node.body:
+        condition = ast.unparse(node.test)
+        is_main = condition == "__name__ == '__main__'"
+        return (_LATER, _NEEDED)[is_main]
+    kind = type(node).__name__
+    return _BELOW.get(kind, _NEEDED)
+
+
+def _read_lines(text: str, script: Script) -> None:
+    """Note what single lines show."""
+    script.add(_IMPORT.findall(text), _NEEDED)
+    script.add(_INDENTED_IMPORT.findall(text), _LATER)
+    script.options += _OPTION.findall(text)

@@ -245,12 +245,16 @@ def _after_dashes(command: str) -> str:
 
 
 def _file_of_module(name: str) -> str:
-    """The file that `python -m` runs; empty if this Python does not find it."""
+    """The file that `python -m` runs, as far as can be known without importing a package."""
     from .module_lookup import file_of_module  # here, as most run a script
 
+    found = ""
     with suppress(KeyError, ValueError):  # see `_missing_module`; a name that is none
-        return file_of_module(name)
-    return ""
+        found = file_of_module(name)
+    path = name.replace(".", os.sep)
+    # Else below the working directory, where `python -m` looks first
+    ways = (found, os.path.join(path, "__main__.py"), f"{path}.py")
+    return next(filter(os.path.isfile, ways), "")
 
 
 def _missing_module(name: str) -> DistbootError | None:
