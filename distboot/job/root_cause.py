@@ -206,6 +206,13 @@ class RootCause:
         return self.text.partition("\n")[0]
 
     @property
+    def external_signal(self) -> int | None:
+        """The signal that has stopped the job; None: a failure has."""
+        if self.is_failure:
+            return None
+        return self.exit_code - 128
+
+    @property
     def failed(self) -> int:
         """The rank whose failure ends the job."""
         if self.then is not None:

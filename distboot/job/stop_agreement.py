@@ -11,7 +11,8 @@ has begun yet.
     3. Once all have, or the time is over, the answer is the highest count plus one (`decide`).
        Agents that have not reported by then are named: their ranks may stop elsewhere.
 
-Ranks that have ended, or whose agent has disconnected, are not awaited (`leave`).
+Ranks that have ended, or whose agent has disconnected, are not awaited (`leave`). If a signal has
+ended a rank, and so stops the job, the others agree on a read among themselves.
 
 A stop can outlive a context: a notice that the machine ends soon holds for the next `init()`, too.
 When all ranks have got ready again they count from zero (`begin`); such a stop is then at their
@@ -57,6 +58,11 @@ class StopAgreement:
     @property
     def is_asked(self) -> bool:
         return self._end < inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have ended, or their agents have disconnected."""
+        return self._ranks == self._gone
 
     @property
     def is_read(self) -> bool:
@@ -127,13 +133,29 @@ class StopService(Service):
 
     def tick(self, now: float) -> None:
         """A script that was told to stop may end in any way: so the root cause is decided before."""
-        if not self._facts.is_undecided and self._agreement.decide(now):
+        if self._facts.is_undecided:
+            return
+        self._stop_for_signal(now)
+        if self._agreement.decide(now):
             self._tell()
 
     def due(self) -> float:
         if self._facts.is_undecided:
             return inf
         return self._agreement.due
+
+    def _stop_for_signal(self, now: float) -> None:
+        """A signal has stopped the job: the ranks that are left stop together, too.
+
+        A rank that a signal has ended can request no stop itself, whichever signal that was.
+        """
+        cause = self._facts.cause
+        if cause is None or cause.external_signal is None:
+            return
+        if self._agreement.is_asked or self._agreement.is_over:
+            return
+        request = RequestStop(signal_name(cause.external_signal))
+        self._requested(self._facts.members[cause.failed], request, now)
 
     def _counted(self, member: RankState, message: Reads, _now: float) -> None:
         self._agreement.count(member.rank, message.count)

@@ -28,6 +28,7 @@ from distboot.agent.agent import connect
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.peer_watch import DISCONNECTED
 from distboot.agent.rank_connections import RankConnections
+from distboot.agent.stop_pages import StopPages
 from distboot.base.settings import RestartSettings, SupervisionSettings
 from distboot.job.effects import (
     Blame,
@@ -443,6 +444,13 @@ class PureJob:
         return "all" if sorted(ranks) == self._connected() else _ranks(sorted(ranks))
 
 
+class _NoScript(StopPages):
+    """No script of rank 0 runs here, so its `Reads` is an event, as those of other ranks."""
+
+    def ask(self, now: float) -> None:
+        pass
+
+
 class JobOfRank0:
     """The agent of rank 0, over real connections to agents that are only their ends."""
 
@@ -463,6 +471,7 @@ class JobOfRank0:
         ranks = ranks_of(setup.membership)
         peers = connect(ranks, self._lines)
         self._shell = shell_of_ranks(ranks, setup.settings, self._say, is_held=setup.is_held)
+        self._shell.stops = _NoScript(setup.settings.grace / 3)
         RankConnections(self._shell, peers, setup.membership, setup.keys(), self._log)
         self._shell.facts.is_starting = setup.is_starting
         self._shell.facts.has_launcher = setup.has_launcher

@@ -130,6 +130,43 @@ time.sleep(0.5)  # the checkpoint
     assert not list(tmp_path.glob("handled-*"))
 
 
+ENDED_BY = """
+import signal, sys
+ctx = distboot.init("none", join_timeout=60)
+step = 0
+while not ctx.preempted:
+    step += 1
+    if step == 3:
+        touch(f"up-{ctx.rank}")
+        until("up-0", "up-1", "up-2")
+    if step == 5 and ctx.rank == 1:
+        exec(os.environ["END"])
+    time.sleep(0.02)
+time.sleep(2)  # the checkpoint: longer than a second, after which KILL follows a late TERM
+print("saved", flush=True)
+"""
+
+
+@in_one_way(
+    "end",
+    [
+        "os.kill(os.getpid(), signal.SIGHUP)",
+        "os.kill(os.getpid(), signal.SIGINT)",
+        "os.kill(os.getpid(), signal.SIGQUIT)",
+        "sys.exit(143)",
+    ],
+)
+def test_ranks_left_after_any_signal_are_told(ranks: Ranks, end: str, init: bool) -> None:
+    before = () if init else WRAPPER
+    ended = ranks(ENDED_BY, 3, *before, END=end, DISTBOOT_GRACE="12")
+    codes = [code for _, code in ended]
+    assert codes[0] == codes[2] == 0, ended
+    assert codes[1] != 0, ended
+    assert ["saved\n" in output for output, _ in ended] == [True, False, True], ended
+    assert "killed" not in ended[0][0], ended
+    assert "all ranks stop at read" in ended[0][0], ended
+
+
 def test_term_comes_after_the_grace_and_then_kill(ranks: Ranks, tmp_path: Path) -> None:
     ended = ranks(HANDLED + "time.sleep(50)\n", 2, *WRAPPER, DISTBOOT_GRACE="1")
     assert [code for _, code in ended] == [143, 143], ended

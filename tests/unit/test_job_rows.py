@@ -51,6 +51,7 @@ from distboot.rendezvous.messages import (
 KILLED = ExitStatus(signal=9, when=1.0)
 WELL = ExitStatus(code=0, when=1.0)
 TERMINATED = ExitStatus(signal=15, when=1.0)
+HUNG_UP = ExitStatus(signal=1, when=1.0)
 ORPHANED = ExitStatus(cause="its launcher is gone: horovodrun (process 7)", when=1.0)
 CODE_3 = ExitStatus(code=3, when=1.0)
 BUG = raised("ValueError: boom", "train.py:7", when=1.0)
@@ -446,6 +447,33 @@ STOP: dict[str, list[Row]] = {
                 "record: root_cause 1",
                 "record: stop_agreed",
                 "conclude: rank 1",
+            ],
+        ),
+    ],
+    "ranks that are left after any signal stop together": [
+        (exits(1, HUNG_UP), ["record: exited 1"]),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGHUP: rank 1 got it first, on host-0",
+                "all <- Abort",
+                "all <- CountReads",
+                "record: root_cause 1",
+                "record: stop_requested 1",
+                "conclude: rank 1",
+            ],
+        ),
+        (has_read(0, 5), NOTHING),
+        (has_read(2, 4), NOTHING),
+        (
+            has_read(3, 5),
+            [
+                (
+                    "say: rank 1 was asked to stop (SIGHUP): all ranks "
+                    "stop at read 6 of ctx.preempted"
+                ),
+                "all <- StopAt 6",
+                "record: stop_agreed",
             ],
         ),
     ],
