@@ -253,7 +253,7 @@ class Context:
         """
         if not self._ended:
             self._ended = True
-            self._preemption.detach()
+            self._preemption.close()
             self._stop()
 
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11

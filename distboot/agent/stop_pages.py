@@ -159,9 +159,10 @@ class StopPages:
             return {}
         self._late_at = inf
         found = {}
-        for rank, page in self.pages.items():
+        for rank in self._open.intersection(ranks):
+            page = self.pages[rank]
             is_behind = 0 < page[READS] < page[STOP]
-            if rank in ranks and is_behind:
+            if is_behind:
                 found[rank] = self._behind(page)
         return found
 

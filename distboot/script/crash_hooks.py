@@ -70,6 +70,7 @@ _of_parent = _NO_PIPE  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 _awaited: set[str] = set()  # modules that a `_Finder` looks for
+_reports_term = False  # whether the pipe is told that SIGTERM has arrived
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
 _term_at = float("inf")  # when a SIGTERM has arrived after which the script goes on
 _reported: BaseException | None = None  # the last exception that the agent has been told of
@@ -84,6 +85,7 @@ _TAIL = 4096  # characters of it
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
     global _pipe, _clean, _enables_dumps  # noqa: PLW0603 - as a process has one excepthook
+    global _reports_term  # noqa: PLW0603 - the same
     global faulthandler, signal  # noqa: PLW0603 - loaded late
     import faulthandler
     import signal
@@ -108,6 +110,7 @@ def install(pipe: int, *, term: bool = False) -> None:
     _enables_dumps |= not faulthandler.is_enabled()
     if _enables_dumps:  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
+    _reports_term = term
     if term:
         _register_term()
         _follow_term()
@@ -359,6 +362,14 @@ def _register_term() -> None:
             all_threads=False,
             chain=True,
         )
+
+
+def report_term_again() -> None:
+    """`stop_signals` handles SIGTERM no more: report it from here again, where that was so."""
+    global term_is_held  # noqa: PLW0603
+    term_is_held = False
+    if _reports_term:
+        _register_term()
 
 
 @functools.cache

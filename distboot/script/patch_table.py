@@ -247,8 +247,8 @@ GROUPS = (
         (
             Patch(
                 "handler of SIGTERM",
-                "`ctx.preempted` becomes true, instead of the end of the process; a handler of the"
-                " script runs as well",
+                "until `close()`: `ctx.preempted` becomes true, instead of the end of the process;"
+                " a handler of the script runs as well",
                 _FIRST_READ,
                 _NO_READ,
                 "script/preemption.py",
@@ -256,7 +256,7 @@ GROUPS = (
             ),
             Patch(
                 "handlers of the signals in `DISTBOOT_STOP_SIGNALS`",
-                "the same",
+                "the same; those of USR1, USR2 and XCPU stay after `close()`, for the next context",
                 "`init()`",
                 "`DISTBOOT_STOP_SIGNALS` unset",
                 "script/preemption.py",

@@ -14,6 +14,10 @@ No read goes past the answer, because it waits for it. And the answer always com
 depends on agents only: they answer while their scripts are in a collective operation.
 docs/explanation/stopping.md has the argument.
 
+A closed context reads no more: signals that end a program get their earlier handlers back, so that
+SIGTERM ends the script again. A notice such as SIGUSR1 is still taken, for the next context: its
+default effect would end a script that is only asked to stop.
+
 Several threads may read: each read counts once, whichever thread it is in. A process without an
 agent (one rank, or failure detection is off) asks itself only, and has a page of its own.
 """
@@ -42,6 +46,7 @@ from .stop_page import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any, Protocol
 
@@ -61,6 +66,9 @@ _TWO_THREADS = (
     "warning: two threads read ctx.preempted: it turns true at the same read on all ranks, "
     "which is the same step only if one thread reads it"
 )
+
+# The signals that end any program. The others of DISTBOOT_STOP_SIGNALS are notices.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _current: Preemption | None = None  # of the newest context
 # The signals that distboot handles, with the handlers that were there before
@@ -88,6 +96,7 @@ class Preemption:
         self._readers: set[int] = set()  # those that read before it
         self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
+        self._is_closed = False
         self._watches_end = False
         self._listens: set[int] = set()  # to these signals
         if agent is not None and agent.page is not None:
@@ -129,8 +138,15 @@ class Preemption:
         else:
             self._agent.request_stop(why, lasts=lasts)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its context is closed, so that signals end the script as before."""
+        return self._is_closed
+
     def listen(self, numbers: Iterable[int]) -> None:
         """Let these signals ask the script to stop, instead of ending it."""
+        if self._is_closed:
+            return
         new = set(numbers) - self._listens
         self._listens |= new
         for number in sorted(new):
@@ -153,8 +169,17 @@ class Preemption:
         self.listen([signal.SIGTERM])
         workers.install_for_reader()
 
+    def close(self) -> None:
+        """The context is closed: signals have their earlier effect again."""
+        self._is_closed = True
+        self.detach()
+        for number in filter(_is_handled, _ENDING):
+            _give_back(number)
+        if self._watches_end:
+            crash_hooks.emit(crash_hooks.TERM_HANDLER, crash_hooks.OF_SCRIPT)
+
     def detach(self) -> None:
-        """From now on ask no other rank: the context is closed."""
+        """From now on ask no other rank."""
         self._agent = None
         self._over.set()
         # An exception that leaves the block of a context closes it, and may be about a peer
@@ -264,17 +289,51 @@ def _handle(number: int) -> None:
         _in_threads.add(number)
 
 
+def _give_back(number: int) -> None:
+    """Give a signal, which distboot handles, the handler that was there before."""
+    before = _earlier[number]
+    if number in _in_threads:
+        _in_threads.discard(number)
+        from . import stop_signals  # here, as most scripts call `init` in the main thread
+
+        stop_signals.stop_listening(number, before)
+    elif threading.current_thread() is threading.main_thread():
+        signal.signal(number, before)
+    # Else only the handler itself, which runs in the main thread, can do so: `_act_as_before`
+
+
+def _act_as_before(number: int, frame: FrameType | None) -> None:
+    """A signal arrives after another thread has closed the context: do what it did before."""
+    before = _earlier[number]
+    if _is_ours(number):
+        signal.signal(number, before)
+        signal.raise_signal(number)
+    elif callable(before):  # a handler of the script calls this one
+        _run_handler(before, number, frame)
+
+
 def _receive_in_handler(number: int, frame: FrameType | None) -> None:
     is_called_by_handler = (number, frame) in _running
     if is_called_by_handler:  # of the script, which calls the one that was there before: this
         return
+    assert _current is not None
+    if _current.is_closed and number in _ENDING:
+        _act_as_before(number, frame)
+        return
     before = _earlier[number]
     _receive(number)
-    if not _is_of_script(before):
-        return
+    if _is_of_script(before):
+        _run_handler(before, number, frame)
+
+
+def _run_handler(
+    handler: Callable[[int, FrameType | None], object],
+    number: int,
+    frame: FrameType | None,
+) -> None:
     _running.append((number, frame))
     try:
-        before(number, frame)
+        handler(number, frame)
     finally:
         _running.pop()
 

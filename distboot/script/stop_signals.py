@@ -52,6 +52,20 @@ def listen(number: int, receive: Callable[[], None], *, chain: bool) -> None:
     start_without_signals(f"distboot-{name}", read)
 
 
+def stop_listening(number: int, before: object) -> None:
+    """Give a signal the effect that it had before `listen`, unless the script has set another one.
+
+    `before` is the handler that Python knew of then.
+    """
+    is_changed = signal.getsignal(number) not in (before, None)
+    if is_changed:
+        return
+    faulthandler.unregister(number)
+    os.close(_files.pop(number))  # which ends the thread
+    if number == signal.SIGTERM:
+        crash_hooks.report_term_again()
+
+
 def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:
     """Until `over`, let a thread end this process by SIGTERM once its page has it.
 
@@ -90,6 +104,7 @@ def _end_by_term() -> None:
 def _read(pipe: int, receive: Callable[[], None]) -> None:
     while os.read(pipe, 1 << 16):
         receive()
+    os.close(pipe)
 
 
 def _forget() -> None:

@@ -263,7 +263,6 @@ import distboot
 ctx = distboot.init("none", join_timeout=60)
 ctx.preempted
 ctx.close()
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
 ready()
 time.sleep(50)
 """
@@ -271,6 +270,86 @@ time.sleep(50)
     job.all_ready()
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.codes(20) == [143, 143]
+
+
+CLOSED = """
+import signal, threading
+def train():
+    ctx = distboot.init("none", join_timeout=60)
+    assert not ctx.preempted
+    if not os.environ["CLOSER"]:
+        ctx.close()
+    return ctx
+def run(step):
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+if os.environ["TRAINER"]:
+    run(train)
+else:
+    run(train().close) if os.environ["CLOSER"] else train()
+touch(f"up-{os.environ['RANK']}")
+until("up-0", "up-1")
+os.kill(os.getpid(), int(os.environ["NUMBER"]))
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "closer"),
+    [("", ""), ("thread", ""), ("", "thread")],
+    ids=["main", "all-in-a-thread", "closed-in-a-thread"],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_a_script_after_close(
+    ranks: Ranks, number: int, trainer: str, closer: str
+) -> None:
+    where = {"TRAINER": trainer, "CLOSER": closer}
+    ended = ranks(CLOSED, 2, NUMBER=str(number), DISTBOOT_STOP_SIGNALS="INT", **where)
+    assert [code for _, code in ended] == [-number, -number], ended
+
+
+@BOTH
+def test_handlers_of_the_script_return_at_close(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
+import signal
+def handle(*_):
+    handled.append(1)
+handled = []
+signal.signal(signal.SIGTERM, handle)
+for _ in range(2):
+    with distboot.init("none", join_timeout=60) as ctx:
+        assert not ctx.preempted
+        assert signal.getsignal(signal.SIGTERM) is not handle
+        ctx.barrier()
+    assert signal.getsignal(signal.SIGTERM) is handle
+    assert not ctx.preempted  # a read of a closed context takes no signal
+    assert signal.getsignal(signal.SIGTERM) is handle
+own = lambda *_: None
+with distboot.init("none", join_timeout=60) as ctx:
+    assert not ctx.preempted
+    signal.signal(signal.SIGTERM, own)
+    ctx.barrier()
+assert signal.getsignal(signal.SIGTERM) is own
+signal.signal(signal.SIGTERM, handle)
+os.kill(os.getpid(), signal.SIGTERM)
+assert handled
+"""
+    ended = ranks(script, 1, *before)
+    assert [code for _, code in ended] == [0], ended
+
+
+def test_notice_ends_no_script_after_close(ranks: Ranks) -> None:
+    script = """
+import signal
+with distboot.init("none", join_timeout=60) as ctx:
+    assert not ctx.preempted
+os.kill(os.getpid(), signal.SIGUSR1)
+with distboot.init("none", join_timeout=60) as ctx:
+    assert ctx.preempted
+"""
+    ended = ranks(script, 1, DISTBOOT_STOP_SIGNALS="USR1")
+    assert [code for _, code in ended] == [0], ended
 
 
 @BOTH

@@ -24,6 +24,7 @@ class Pages(StopPages):
         super().__init__(limit=60.0)
         self.page: Page = [0, 0, 0, 0]
         self.pages[0] = self.page
+        self._open.add(0)
 
 
 class Schedule:
@@ -214,6 +215,16 @@ def test_agent_names_a_script_that_never_reads() -> None:
         in said
     )
     assert pages.due == float("inf")
+
+
+def test_closed_context_is_late_for_no_read() -> None:
+    pages = Pages()
+    pages.page[READS] = 7
+    pages.ask(now=0.0)
+    pages.stop_at(9)
+    pages.publish()
+    pages.close(0)
+    assert pages.late([0], now=60.0) == {}
 
 
 def test_reads_go_on_when_rank_0_has_gone() -> None:
