@@ -233,11 +233,12 @@ class Agent:
         stop_at = self._settings.stop_at
         if stop_at is not None:
             left = max(stop_at - time.time(), 0.0)
-            self.loop.call_at(time.monotonic() + left, self._request_stop)
+            request = partial(self._request_stop, self._settings.stop_reason)
+            self.loop.call_at(time.monotonic() + left, request)
         if self._settings.stop_notice and self._is_first_of_node:
             self._watch_notices()
 
-    def _request_stop(self, why: str = "the job ends soon") -> None:
+    def _request_stop(self, why: str) -> None:
         self.shell.take(
             self.ranks[0],
             RequestStop(why),

@@ -10,6 +10,7 @@ made from this table.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -342,6 +343,7 @@ class SupervisionSettings(NamedTuple):
     stop_signals: tuple[int, ...] = ()  # that ask the script to stop, besides SIGTERM
     # When the job is asked to stop because its end is near; in seconds since 1970
     stop_at: float | None = None
+    stop_reason: str = ""  # why it is asked then
     late_after: float = 0.0  # seconds that others wait for a rank until it is named; 0: never
     # Seconds without any movement after which the job ends; None: never
     hang_after: float | None = None
@@ -381,12 +383,14 @@ def supervision_settings(
     hang_after: float | None = value_of("DISTBOOT_HANG_AFTER", environ)
     if value_of("DISTBOOT_HANG", environ) != "stop":
         hang_after = None
+    stop_at, stop_reason = _stop_before_end(environ)
     return SupervisionSettings(
         grace_setting(environ, grace),
         value_of("DISTBOOT_REPORT", environ, report),
         detects=value_of("DISTBOOT_FAILURE_DETECTION", environ),
         stop_signals=value_of("DISTBOOT_STOP_SIGNALS", environ),
-        stop_at=_stop_at(environ),
+        stop_at=stop_at,
+        stop_reason=stop_reason,
         late_after=value_of("DISTBOOT_LATE_AFTER", environ),
         hang_after=hang_after,
         quit_shows=value_of("DISTBOOT_SIGQUIT", environ) == "stacks",
@@ -408,12 +412,21 @@ def _kubeflow(environ: Mapping[str, str]) -> tuple[str, ...]:
     return found
 
 
-def _stop_at(environ: Mapping[str, str]) -> float | None:
-    """When the job is asked to stop because its end is near; None if it is not."""
+def _stop_before_end(environ: Mapping[str, str]) -> tuple[float | None, str]:
+    """When the job is asked to stop because its end is near, and why; None if it is not."""
     before: float | None = value_of("DISTBOOT_STOP_BEFORE_END", environ)
     if before is None:
-        return None
-    return readers.seconds_since_1970(_job_end(environ)) - before
+        return None, ""
+    given = _job_end(environ)
+    end = readers.seconds_since_1970(given)
+    reason = "the job ends soon"
+    ago = time.time() - end
+    if ago > 0:
+        from .units import duration  # here, as few jobs start after their end
+
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end))
+        reason = f"{given.text}, {when}, was {duration(ago)} before the start"
+    return end - before, reason
 
 
 def _job_end(environ: Mapping[str, str]) -> Given:
@@ -496,7 +509,7 @@ def refuse_invalid(environ: Mapping[str, str], overridden: Sequence[str] = ()) -
     for variable in _BY_VARIABLE:
         if variable not in overridden:
             checks.append(partial(value_of, variable, environ))
-    checks.append(partial(_stop_at, environ))
+    checks.append(partial(_stop_before_end, environ))
     checks.append(partial(_refuse_hang_unwatched, environ))
     # By message: the last check may find what another one has found
     problems: dict[str, DistbootError] = {}

@@ -152,7 +152,7 @@ class StopService(Service):
         cause = self._facts.cause
         if cause is None or cause.external_signal is None:
             return
-        if self._agreement.is_asked or self._agreement.is_over:
+        if self._agreement.is_over:
             return
         request = RequestStop(signal_name(cause.external_signal))
         self._requested(self._facts.members[cause.failed], request, now)
@@ -176,16 +176,35 @@ class StopService(Service):
     def _tell(self) -> None:
         read = self._agreement.read
         assert read is not None
-        missing = self._agreement.missing
         self._emit(Send(StopAt(read), self._facts.members))
-        self._emit(Record("stop_agreed", None, {"read": read, "missing": missing}))
-        cause = self._facts.cause
-        is_said = cause is not None and cause.is_failure  # why all stop
-        if is_said or not self._agreement.is_read:
+        details = {"read": read, "missing": self._agreement.missing}
+        self._emit(Record("stop_agreed", None, details))
+
+    def settle(self, now: float) -> None:  # noqa: ARG002
+        """Print once who was asked to stop, where a new context has the answer from the start, too."""
+        is_due = (
+            self._why != "",
+            self._agreement.read is not None,
+            not self._facts.is_undecided,
+        )
+        if all(is_due):
+            self._describe()
+            self._why = ""
+
+    def _describe(self) -> None:
+        if self._is_described() or self._agreement.is_over:
             return
-        text = f"{self._why}: all ranks stop at read {read} of ctx.preempted"
+        text = f"{self._why}: all ranks stop at read {self._agreement.read} of ctx.preempted"
+        missing = self._agreement.missing
         if missing:
             text += (
                 f"; {ranks_said(missing)} did not report in time, and may stop at a different read"
             )
         self._emit(Say(text))
+
+    def _is_described(self) -> bool:
+        """Whether the log has why all stop; a signal ends a script that reads nothing."""
+        cause = self._facts.cause
+        if cause is None:
+            return False
+        return cause.is_failure or not self._agreement.is_read

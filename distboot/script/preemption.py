@@ -90,6 +90,7 @@ class Preemption:
         self._who = who  # this process in what is printed
         self._process = os.getpid()
         self._is_true = False
+        self._why = ""  # this process was asked to stop; empty: rank 0 prints that
         self._count = 0  # of reads
         self._lock = threading.RLock()  # of `read`; a signal handler may read, too
         self._reader = 0  # the thread that read last
@@ -119,6 +120,7 @@ class Preemption:
                 self._read_in_new_thread()
             if self._page[ASKED] and not self._is_true:
                 self._is_true = self._await_answer(count)
+                self._describe_stop(count)
             return self._is_true
 
     def step(self) -> None:
@@ -133,9 +135,11 @@ class Preemption:
         if not self._page[ASKED]:
             limit = time.monotonic_ns() + _AGENT_LIMIT
             self._page[ASKED] = limit
+            self._why = why
         if self._agent is None:
             self._page[STOP] = 1
         else:
+            self._why = ""
             self._agent.request_stop(why, lasts=lasts)
 
     @property
@@ -181,6 +185,7 @@ class Preemption:
     def detach(self) -> None:
         """From now on ask no other rank."""
         self._agent = None
+        self._why = ""
         self._over.set()
         # An exception that leaves the block of a context closes it, and may be about a peer
         crash_hooks.note_context(is_closed=sys.exc_info()[0] is None)
@@ -193,27 +198,25 @@ class Preemption:
             page[STOP] = 1
         self._page = page
 
-    def request_on_events(self, end: float | None, provider: str, address: str) -> None:
-        """Ask before the job's end and when the machine will be taken away; an agent does both.
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent asks before the job's end, and when the machine will be taken away."""
+        return self._agent is not None
 
-        Args:
-            end: in seconds since the epoch; None: not at a time.
-            provider: of the metadata service at `address`; "": nothing asks it.
-            address: host and port.
-        """
-        if self._agent is not None:
-            return
-        if end is not None:
-            seconds = max(end - time.time(), 0.0)
-            seconds = min(seconds, threading.TIMEOUT_MAX)
-            timer = threading.Timer(seconds, self.request, ["the job ends soon"])
-            timer.daemon = True
-            timer.start()
-        if provider:
-            from .stop_notices import watch  # here, as few scripts do
+    def request_at(self, end: float, why: str) -> None:
+        """Ask at this time, in seconds since the epoch."""
+        seconds = max(end - time.time(), 0.0)
+        seconds = min(seconds, threading.TIMEOUT_MAX)
+        timer = threading.Timer(seconds, self.request, [why])
+        timer.daemon = True
+        timer.start()
 
-            warn = partial(log_line, self._who)
-            watch(provider, address, self.request, warn, self._over)
+    def request_at_notice(self, provider: str, address: str) -> None:
+        """Ask when the provider's metadata service, at host and port, announces the end."""
+        from .stop_notices import watch  # here, as few scripts do
+
+        warn = partial(log_line, self._who)
+        watch(provider, address, self.request, warn, self._over)
 
     def forget_parent(self) -> None:
         """In a fork: read without an agent, whatever the threads of the parent were doing."""
@@ -230,6 +233,12 @@ class Preemption:
             found = answer(self._page, count, time.monotonic_ns())
         self._page[READS] = count
         return found
+
+    def _describe_stop(self, count: int) -> None:
+        """Print, once and where no agent does, why this read is true."""
+        if self._is_true and self._why:
+            text = f"asked to stop ({self._why}): this process stops at read {count}"
+            log_line(self._who, f"{text} of ctx.preempted")
 
     def _read_in_new_thread(self) -> None:
         thread = threading.get_ident()

@@ -123,9 +123,12 @@ def _listen(context: Context, call: Call) -> None:
     preemption.listen(supervision.stop_signals)
     if mentions_preempted():  # handle a stop before the script's first read
         preemption.expect_reads()
-    preemption.request_on_events(
-        supervision.stop_at, supervision.stop_notice, supervision.notice_address
-    )
+    if preemption.has_agent:  # which does both
+        return
+    if supervision.stop_at is not None:
+        preemption.request_at(supervision.stop_at, supervision.stop_reason)
+    if supervision.stop_notice:
+        preemption.request_at_notice(supervision.stop_notice, supervision.notice_address)
 
 
 def refuse_different(held: Current, options: frameworks.Options, launcher: str | None) -> None:

@@ -84,6 +84,64 @@ def test_job_stops_before_its_end(start_init: Start) -> None:
     assert read > 1
 
 
+@pytest.mark.parametrize("asks", ["ctx.request_stop()", "SIGUSR1"])
+def test_stop_before_the_first_read_is_printed(start_init: Start, asks: str) -> None:
+    script = """
+ready()
+if rank == 1:
+    ctx.request_stop() if os.environ["ASKS"] == "ctx.request_stop()" else until("signalled")
+until("go")
+"""
+    job = start_init(script + READS, ranks=2, DISTBOOT_STOP_SIGNALS="USR1", ASKS=asks)
+    job.all_ready()
+    if asks == "SIGUSR1":
+        job.send(1, signal.SIGUSR1)
+        job.touch("signalled")
+    said = f"rank 1 was asked to stop ({asks}): all ranks stop at read 1 of ctx.preempted"
+    until(lambda: said in job.output(0))
+    job.touch("go")
+    assert job.codes() == [0, 0], job.output(0)
+    assert job.output(0).count("stop at read") == 1
+
+
+_OLD_END = {"DISTBOOT_STOP_BEFORE_END": "120", "DISTBOOT_JOB_END_TIME": "1763888400"}
+
+
+def test_end_before_the_start_is_named(start_init: Start) -> None:
+    job = start_init(READS, ranks=2, **_OLD_END)
+    assert job.codes() == [0, 0], job.output(0)
+    said = "was asked to stop (DISTBOOT_JOB_END_TIME='1763888400', 2025-11-23 09:00:00 UTC, was "
+    (line,) = [line for line in job.output(0).splitlines() if said in line]
+    assert " before the start): all ranks stop at read 1 of ctx.preempted" in line
+
+
+@pytest.mark.parametrize(
+    ("ask", "env", "why"),
+    [
+        ("", _OLD_END, "DISTBOOT_JOB_END_TIME='1763888400', 2025-11-23 09:00:00 UTC, was "),
+        ("ctx.request_stop()", {}, "ctx.request_stop()"),
+        ("os.kill(os.getpid(), signal.SIGUSR1)", {"DISTBOOT_STOP_SIGNALS": "USR1"}, "SIGUSR1"),
+    ],
+    ids=["old-end", "request_stop", "USR1"],
+)
+def test_process_without_an_agent_prints_why(
+    run: Run, ask: str, env: dict[str, str], why: str
+) -> None:
+    script = f"""
+import distboot, os, signal, time
+ctx = distboot.init("none")
+{ask}
+while not ctx.preempted:
+    time.sleep(0.01)
+assert ctx.preempted
+"""
+    ended = run(sys.executable, "-c", script, env=env)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"distboot: asked to stop ({why}")
+    assert "): this process stops at read " in line
+
+
 def test_job_that_ends_in_thousands_of_years_starts(run: Run) -> None:
     script = "import distboot; print(distboot.init('none').preempted)"
     end = {"DISTBOOT_STOP_BEFORE_END": "30", "DISTBOOT_JOB_END_TIME": "99999999999"}
