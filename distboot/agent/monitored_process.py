@@ -72,6 +72,7 @@ class MonitoredProcess:
         # Whether its exit code was reported, and is not yet where its launcher reads it
         self.is_leaving = False
         self._hooks = hooks
+        self._separate_model = ""  # why it trains one, as its hooks have reported
         # The same text as long as a signal has stopped it, and since when; empty: it runs
         self._stopped = ""
         self._stopped_since = 0.0
@@ -259,7 +260,7 @@ class MonitoredProcess:
                 self.of.follow(pid)
                 self._report_progress(kind, pid, text, now)
             if kind == SEPARATE_MODEL:
-                self.of.take(SeparateModel(text[:LONGEST_SEEN]), now)
+                self._note_separate_model(text, now)
             elif pid == self.of.process.pid:
                 self._take(kind, text, now)
             else:
@@ -268,6 +269,12 @@ class MonitoredProcess:
             self.terminating(now)
         if self._hooks.ended:
             self.of.loop.remove_reader(self._hooks.pipe)
+
+    def _note_separate_model(self, reason: str, now: float) -> None:
+        """A Python of this rank trains a model of its own, or not any more: the last one counts."""
+        if reason != self._separate_model:
+            self._separate_model = reason
+            self.of.take(SeparateModel(reason[:LONGEST_SEEN]), now)
 
     def _report_progress(self, kind: str, pid: int, text: str, now: float) -> None:
         if kind == PROGRESS:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from .restarts import Restarts
 
 _LATER = 2.0  # seconds beyond the timeout of a key for the answer of rank 0
-_is_orphan = attrgetter("is_orphan")
+_was_left = attrgetter("was_left")
+_was_terminated = attrgetter("was_terminated")
 CAUSE = "cause"  # the topic of the line that says why the job ends
 
 
@@ -147,7 +148,8 @@ class Shell:
         orphans = self.facts.running()
         if self.facts.cause is None:
             # Its helpers may have sent SIGTERM before it could be seen to be gone, as Horovod's do
-            orphans += filter(_is_orphan, self.facts.own)
+            left = filter(_was_left, self.facts.own)
+            orphans += filter(_was_terminated, left)
         for member in orphans:
             end = ExitStatus(
                 cause=why,

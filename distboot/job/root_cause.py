@@ -127,11 +127,6 @@ class RankState:
         return self.end is not None and self.end.succeeded
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether a signal ended it that came while its launcher was ending."""
-        return self.was_left and self.was_terminated
-
-    @property
     def was_terminated(self) -> bool:
         """Whether a signal from outside has ended it."""
         if self.end is None or self.end.stopped_by_us:

@@ -2,13 +2,13 @@
 
 Each rank reports why it trains a model of its own (`script/separate_model`), and takes that back once
 something connects it. One rank alone may train while the others wait for it; of several, rank 0
-warns, once all ranks have reported or `_FOR_OTHERS` seconds after the first. The report and the
+warns once all ranks have reported, or `_FOR_OTHERS` seconds after the last one that has. The report and the
 summary have it as well, if it is so to the end.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from math import inf
 
 from ..base.text import ranks_said
@@ -26,16 +26,20 @@ from .root_cause import RankState
 from .service import Emit, Service
 
 _LEAST_RANKS = 2  # one may train while the others wait for it
-_FOR_OTHERS = 10.0  # seconds
+# Seconds after the last one has reported: each looks every other second, and at some looks a script
+# that trains is not seen to
+_FOR_OTHERS = 30.0
+_SEPARATELY = "train separately"
+_DO = defaultdict(lambda: _SEPARATELY, {NO_COLLECTIVE: "may train separately"})
 # By reason, what is missing, and what to do
 _TEXTS = {
     NO_GROUP: (
         "no process group of torch connects them; start one (distboot.init(), or "
-        "torch.distributed.init_process_group), and wrap the model (DistributedDataParallel)"
+        "torch.distributed.init_process_group), and wrap the model (DistributedDataParallel, …)"
     ),
     NO_COLLECTIVE: (
         "they have process groups of torch, and called no collective operation for a minute; if "
-        "nothing wraps the model (DistributedDataParallel), each rank trains one of its own"
+        "nothing wraps the model (DistributedDataParallel, …), each rank trains one of its own"
     ),
     HOROVOD: (
         "Horovod was started on each as in a job of one process; python -m distboot run "
@@ -60,7 +64,7 @@ class SeparateModelsService(Service):
         self.handlers = {SeparateModel: self._reported}
         self._reasons: dict[int, str] = {}  # by rank
         self._warn_at = inf
-        self._is_recorded = False
+        self._has_warned = False
 
     def tick(self, now: float) -> None:
         """Warn, if others had their time to report."""
@@ -68,7 +72,7 @@ class SeparateModelsService(Service):
             self._warn()
 
     def due(self) -> float:
-        """When other ranks have had their time to report; `inf`: none has reported."""
+        """When other ranks have had their time to report; `inf`: none is waited for."""
         return self._warn_at
 
     def settle(self, now: float) -> None:
@@ -87,32 +91,37 @@ class SeparateModelsService(Service):
         self._reasons.pop(member.rank, None)
         if message.reason in _TEXTS:
             self._reasons[member.rank] = message.reason
-        if len(self._reasons) < _LEAST_RANKS:
-            self._take_back()
-        elif not self._is_recorded:
-            self._warn_at = min(self._warn_at, now + _FOR_OTHERS)
+        if self._has_warned:
+            self._record()
+        elif len(self._reasons) < _LEAST_RANKS:
+            self._warn_at = inf
+        else:
+            self._warn_at = now + _FOR_OTHERS
 
     def _warn(self) -> None:
-        """Record and print which ranks train separately."""
+        """Print which ranks train separately, and record it from now on."""
         self._warn_at = inf
-        self._is_recorded = True
-        ranks = sorted(self._reasons)
-        reason, _ = Counter(self._reasons.values()).most_common(1)[0]
-        who = ranks_said(ranks)
-        details = {"ranks": ranks, "reason": reason}
-        record = Record("separate_models", None, details)
-        self._emit(record)
+        self._has_warned = True
+        self._record()
+        who = ranks_said(sorted(self._reasons))
+        reason = self._most_frequent()
         warning = Say(
-            f"warning: {who} train separately: {_TEXTS[reason]}",
+            f"warning: {who} {_DO[reason]}: {_TEXTS[reason]}",
             event="separate_models",
-            details={"ranks": ranks},
+            details={"ranks": sorted(self._reasons)},
         )
         self._emit(warning)
 
-    def _take_back(self) -> None:
-        """Something connects the ranks by now."""
-        self._warn_at = inf
-        if self._is_recorded:
-            self._is_recorded = False
-            record = Record("separate_models_over", None, {})
-            self._emit(record)
+    def _record(self) -> None:
+        """Record which ranks do so now; one alone may train while the others wait for it."""
+        record = Record("separate_models_over", None, {})
+        if len(self._reasons) >= _LEAST_RANKS:
+            ranks = sorted(self._reasons)
+            details = {"ranks": ranks, "reason": self._most_frequent()}
+            record = Record("separate_models", None, details)
+        self._emit(record)
+
+    def _most_frequent(self) -> str:
+        counts = Counter(self._reasons.values())
+        ((reason, _),) = counts.most_common(1)
+        return reason

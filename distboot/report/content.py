@@ -13,6 +13,7 @@ from ..base.text import counted, ranks_said
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
+from ..script.separate_model import NO_COLLECTIVE
 from .all_reduce import all_reduce_of
 from .job_state import JobState, of_kinds
 from .spent import NO_ROUND, RoundTime, Spent
@@ -82,7 +83,11 @@ def _separate_models(events: Sequence[Event]) -> str:
     found = of_kinds(events, "separate_models", "separate_models_over")
     if not found or "ranks" not in found[-1].details:
         return ""
-    return f"{ranks_said(found[-1].details['ranks'])} trained separately"
+    last = found[-1].details
+    trained = "trained"
+    if last.get("reason") == NO_COLLECTIVE:  # which may be meant
+        trained = "may have trained"
+    return f"{ranks_said(last['ranks'])} {trained} separately"
 
 
 def _has_called_init(events: Sequence[Event]) -> bool:

@@ -102,40 +102,49 @@ def _start() -> None:
 
 
 def _watch() -> None:
-    while not _trains():
+    # What fails here, as no file can be opened, must not end the counts
+    with suppress(Exception):
+        _watch_for_separate_model()
+    while True:
+        time.sleep(_INTERVAL)
+        _report()
+
+
+def _watch_for_separate_model() -> None:
+    while not _pass_of_training():
         time.sleep(_INTERVAL)
         _report()
     from .separate_model import SeparateModel  # here, as few scripts of `init` need it for long
 
     model = SeparateModel(_reported, time.monotonic())
-    while True:
+    while not model.is_over:
         time.sleep(_INTERVAL)
         _report()
-        if not model.is_over:
-            _look_at(model)
+        _look_at(model)
 
 
 def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
+    groups = [group for group in list(getattr(_world(), "pg_map", ())) if group.size() > 1]
     reason = model.look(
         _reported,
         time.monotonic(),
-        trains=_trains(),
-        has_groups=bool(getattr(_world(), "pg_map", ())),
+        of_pass=_pass_of_training(),
+        groups=min(len(groups), MOST_GROUPS),
     )
     if reason is not None:
         crash_hooks.emit(SEPARATE_MODEL, reason)
 
 
-def _trains() -> bool:
-    """Whether a thread is in the backward pass or the optimizer of torch, or in `fit` of Keras."""
+def _pass_of_training() -> int:
+    """What tells the pass of torch, or the `fit` of Keras, apart in which a thread is; 0: none is."""
     for frame in sys._current_frames().values():  # noqa: SLF001 - there is no public one
         at: FrameType | None = frame
         while at is not None:
             if _is_of_training(at.f_code.co_name, at.f_code.co_filename):
-                return True
+                return id(at)
             at = at.f_back
-    return False
+    return 0
 
 
 def _is_of_training(function: str, file: str) -> bool:

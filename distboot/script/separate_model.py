@@ -4,15 +4,17 @@ A script that starts no process group, or that wraps its model in nothing, runs 
 trains as many models as there are ranks. So a thread that looks at the process every other second
 (`progress`) asks here, from the first look on at which the script trains:
 
-    what connects it                                    | reported after
+    what connects it                                    | reported, since the first of these looks
     ----------------------------------------------------+---------------------------------------
-    nothing that is known, or a world of one process    | 10 s of training
-    process groups of torch, none of whose collective   | 60 s of training
-    operations was called since the training began      |
+    nothing that is known, or a world of one process    | after 10 s
+    process groups of torch, none of whose collective   | after 60 s, and three passes: gradients
+    operations was called since then                    | may be accumulated, or a pass be compiled
     collective operations, Horovod, MPI, JAX, a cluster | not; and what was reported is taken back
     of TensorFlow, or a library that is not looked into |
 
-Each private name of a framework is read as what may be missing: then nothing is reported.
+Any collective operation counts: one at the end of each epoch, of a script that does not wrap its model,
+ends the looks. Each private name of a framework is read as what may be missing: then nothing is
+reported.
 """
 
 from __future__ import annotations
@@ -32,20 +34,21 @@ HOROVOD = "horovod"
 MPI = "mpi"
 TENSORFLOW = "tensorflow"
 
-_LEAST_LOOKS = 3  # at which the script trained
-_WITHOUT_WORLD = 10.0  # seconds of training
-_WITHOUT_COLLECTIVE = 60.0  # seconds of training: gradients may be accumulated
+_LEAST_LOOKS = 3  # at which the script trained; each in a pass of its own, where there are groups
+_WITHOUT_WORLD = 10.0  # seconds
+_WITHOUT_COLLECTIVE = 60.0  # seconds
 # What the scripts of Horovod import for each framework
 _HOROVODS = ("horovod.torch.mpi_ops", "horovod.tensorflow.mpi_ops")
 # Libraries by which ranks may share a model, and which are not looked into
-_NOT_LOOKED_INTO = (
+UNKNOWN = (
     "bagua",
     "byteps",
-    "dask.distributed",
+    "distributed",  # of Dask
     "flwr",
     "hivemind",
     "ray",
     "torch_xla",
+    "torchft",
     # Of torch: stages send to each other, which is no collective operation
     "torch.distributed.pipelining",
 )
@@ -59,29 +62,33 @@ class SeparateModel:
         self._counts = counts  # of collective operations, as the training began
         self._began = now
         self._looks = 0  # at which the script trained
-        self._reported = CONNECTED
+        self._passes = 0  # in which it was seen to train
+        self._pass = 0  # the last one
+        self._reported: str | None = None
 
     def look(
         self,
         counts: Mapping[str, int],
         now: float,
         *,
-        trains: bool,
-        has_groups: bool,
+        of_pass: int,
+        groups: int,
     ) -> str | None:
         """What to report; None: nothing new.
 
         Args:
             counts: of collective operations, by process group of torch.
             now: the time.
-            trains: whether the script trains at this moment.
-            has_groups: whether there are process groups of torch, also of those that do not count.
+            of_pass: what tells the pass apart in which the script trains at this moment; 0: it
+                does not.
+            groups: process groups of torch that have several processes.
         """
-        self._looks += trains
+        self._note(of_pass)
+        has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
         ways = (
-            counts != self._counts,
-            has_groups and not counts,  # a backend that does not count
+            self._are_used(counts),
+            len(counts) < groups,  # a backend does not count
             max(sizes.values()) > 1,
             _is_left_alone(has_groups),
         )
@@ -90,16 +97,29 @@ class SeparateModel:
             return self._report(CONNECTED)
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE
+        looks = self._passes
         if not has_groups:
             reason = _of_one(sizes)
             seconds = _WITHOUT_WORLD
+            looks = self._looks
         has_lasted = now >= self._began + seconds
-        if self._looks < _LEAST_LOOKS or not has_lasted:
+        if looks < _LEAST_LOOKS or not has_lasted:
             return None
         return self._report(reason)
 
+    def _note(self, of_pass: int) -> None:
+        """Note whether the script trains, and whether that is another pass."""
+        self._looks += of_pass != 0
+        self._passes += of_pass not in (0, self._pass)
+        self._pass = of_pass
+
+    def _are_used(self, counts: Mapping[str, int]) -> bool:
+        """Whether a collective operation was called since the training began."""
+        before = self._counts
+        return any(count > before.get(name, 0) for name, count in counts.items())
+
     def _report(self, reason: str) -> str | None:
-        """A reason; None: that was reported last."""
+        """A reason; None: that was reported last. CONNECTED, too: an earlier Python may have had one."""
         if reason == self._reported:
             return None
         self._reported = reason
@@ -115,11 +135,15 @@ def _of_one(sizes: Mapping[str, int]) -> str:
 
 def _is_left_alone(has_groups: bool) -> bool:
     """Whether the script has another way to connect its ranks, or its user has chosen to have none."""
-    ways = set(_NOT_LOOKED_INTO)
+    ways = set(UNKNOWN)
     if not has_groups:
         ways.add("distboot")  # the script has called `init("none")`, or will call it
     if not ways.isdisjoint(sys.modules):
         return True
+    keras: Any = sys.modules.get("keras")
+    with suppress(Exception):  # it was not imported, or is another version
+        if keras.backend.backend() == "jax":  # which may have a mesh of devices
+            return True
     rpc: Any = sys.modules.get("torch.distributed.rpc.api")
     is_agent_set: Callable[[], bool] = getattr(rpc, "_is_current_rpc_agent_set", bool)
     return is_agent_set()
@@ -156,9 +180,13 @@ def _size_of_mpi() -> int:
 
 
 def _size_of_jax() -> int:
-    """Of JAX, where `jax.distributed.initialize` leaves what it was given, or has found."""
+    """Of JAX, where `jax.distributed.initialize` leaves what it was given, or has found.
+
+    1 before that as well, and in a process that does not train with it.
+    """
     distributed: Any = sys.modules["jax._src.distributed"]
-    return int(distributed.global_state.num_processes)
+    size = int(distributed.global_state.num_processes)
+    return size * (size > 1)
 
 
 def _size_of_tensorflow() -> int:
@@ -167,15 +195,20 @@ def _size_of_tensorflow() -> int:
     A strategy of several workers sets the one of collective operations, one with parameter servers
     the other (TensorFlow 2.21, python/eager/context.py).
     """
-    is_of_torch = "torch" in sys.modules  # which trains, and has TensorFlow for its logs
-    if is_of_torch:
-        return 0
     context: Any = sys.modules["tensorflow.python.eager.context"].context()
     server: Any = context._server_def or context._collective_ops_server_def  # noqa: SLF001
     if server is None:
-        return 1
+        return int(_trains_with_tensorflow())
     tasks = [len(job.tasks) for job in server.cluster.job]
     return sum(tasks)
+
+
+def _trains_with_tensorflow() -> bool:
+    """Whether Keras does; torch may have TensorFlow for its logs."""
+    keras: Any = sys.modules.get("keras")
+    if keras is not None:
+        return bool(keras.backend.backend() == TENSORFLOW)
+    return "torch" not in sys.modules
 
 
 # The first one that was started as in a job of one process is reported

@@ -1,4 +1,4 @@
-"""Ranks of an unmodified script that train a model each: they are named, whatever the script imports."""
+"""Ranks of an unmodified script that train a model each are named: with torch, Horovod and Keras."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ START = "torch.distributed.init_process_group('gloo'); torch.distributed.barrier
 
 @needs_torch
 def test_script_without_a_group_is_named(distboot: Run) -> None:
-    done = distboot(*TWO, "train.py", train=TRAIN.format(start="", seconds=17))
+    done = distboot(*TWO, "train.py", train=TRAIN.format(start="", seconds=25))
     assert done.returncode == 0, done.stderr
     assert (
         "warning: ranks 0-1 train separately: no process group of torch connects them; start one"
@@ -42,10 +42,10 @@ def test_group_that_nobody_uses_is_named(distboot: Run, init: str) -> None:
     done = distboot(*TWO, "train.py", train=script)
     assert done.returncode == 0, done.stderr
     assert (
-        "warning: ranks 0-1 train separately: they have process groups of torch, and called no "
+        "warning: ranks 0-1 may train separately: they have process groups of torch, and called no "
         "collective operation for a minute"
     ) in done.stderr
-    assert "s: all ended, but ranks 0-1 trained separately; exit codes: 0" in done.stderr
+    assert "s: all ended, but ranks 0-1 may have trained separately; exit codes" in done.stderr
 
 
 @needs_torch
@@ -53,7 +53,7 @@ def test_group_that_nobody_uses_is_named(distboot: Run, init: str) -> None:
 @pytest.mark.all
 def test_horovod_in_a_module_is_named(distboot: Run, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("import horovod.torch as hvd\nhvd.init()\n")
-    script = TRAIN.format(start="import helper", seconds=17)
+    script = TRAIN.format(start="import helper", seconds=25)
     done = distboot(*TWO, "train.py", train=script)
     assert done.returncode == 0, done.stderr
     assert (

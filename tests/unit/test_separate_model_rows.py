@@ -14,6 +14,7 @@ HOROVOD = separate_model.HOROVOD
 MPI = separate_model.MPI
 NO_COLLECTIVE = separate_model.NO_COLLECTIVE
 NO_GROUP = separate_model.NO_GROUP
+TENSORFLOW = separate_model.TENSORFLOW
 
 RECORDED = "record: separate_models"
 
@@ -26,7 +27,7 @@ def warning(ranks: str) -> str:
     return (
         f"say: warning: {ranks} train separately: no process group of torch connects them; "
         "start one (distboot.init(), or torch.distributed.init_process_group), and wrap the model "
-        "(DistributedDataParallel)"
+        "(DistributedDataParallel, …)"
     )
 
 
@@ -36,15 +37,16 @@ TABLE: dict[str, list[Row]] = {
         (reports(3), []),
         (reports(1), []),
         (reports(2), [warning("ranks 0-3"), RECORDED]),
-        (reports(2, NO_COLLECTIVE), []),
+        (reports(2, NO_COLLECTIVE), [RECORDED]),
         (Wait(60), []),
     ],
     "others are waited for": [
         (reports(1), []),
         (Wait(5), []),
         (reports(2), []),
-        (Wait(9), []),
+        (Wait(29), []),
         (Wait(1), [warning("ranks 1-2"), RECORDED]),
+        (reports(0), [RECORDED]),
     ],
     "one rank may train while the others wait": [
         (reports(0), []),
@@ -59,25 +61,23 @@ TABLE: dict[str, list[Row]] = {
     "what is taken back later is over": [
         *[(reports(rank), []) for rank in range(3)],
         (reports(3), [warning("ranks 0-3"), RECORDED]),
-        *[(reports(rank, CONNECTED), []) for rank in range(2)],
+        *[(reports(rank, CONNECTED), [RECORDED]) for rank in range(2)],
         (reports(2, CONNECTED), ["record: separate_models_over"]),
-        (reports(3, CONNECTED), []),
     ],
     "a rank that has ended is not waited for": [
         (reports(0), []),
         (reports(1), []),
         (reports(2), []),
-        (Take(3, Exited(ExitStatus(code=0, when=1.0))), [
-            warning("ranks 0-2"),
-            "record: exited 3",
-            RECORDED,
-        ]),
+        (
+            Take(3, Exited(ExitStatus(code=0, when=1.0))),
+            [warning("ranks 0-2"), "record: exited 3", RECORDED],
+        ),
     ],
     "a reason of another version is left out": [
         *[(reports(rank, "moon"), []) for rank in range(4)],
         (Wait(60), []),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -94,6 +94,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
+def of_tensorflow(tasks: int | None) -> dict[str, Any]:
+    """What the module has in which TensorFlow keeps its cluster; None: no strategy has made one."""
+    server = tasks and SimpleNamespace(
+        cluster=SimpleNamespace(job=[SimpleNamespace(tasks={}.fromkeys(range(tasks)))])
+    )
+    context = SimpleNamespace(_server_def=None, _collective_ops_server_def=server)
+    return {"context": lambda: context}
+
+
 def of_size(size: int) -> dict[str, Any]:
     return {"size": lambda: size}
 
@@ -101,25 +110,19 @@ def of_size(size: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has distboot, and perhaps frameworks; the script of this test has none."""
+    roots = {*separate_model.UNKNOWN, "distboot", "mpi4py", "jax", "tensorflow", "horovod", "keras"}
     for name in [*sys.modules]:
-        if name.partition(".")[0] in {"distboot", "mpi4py", "jax", "tensorflow", "horovod"}:
+        if name in roots or name.partition(".")[0] in {*roots, "torch"}:
             monkeypatch.delitem(sys.modules, name)
 
 
-def looks(
-    counts: Mapping[str, int] = {},
-    *,
-    times: int = 10,
-    step: float = 2.0,
-    groups: bool = False,
-    trains: bool = True,
-) -> list[tuple[float, str]]:
-    """What is reported in this many looks, and when."""
+def looks(counts: Mapping[str, int] = {}, *, times: int = 10, groups: int = 0) -> list[Any]:
+    """What is reported in this many looks, of which every other one sees another pass, and when."""
     model = separate_model.SeparateModel({}, 0.0)
     found = []
     for number in range(1, times + 1):
-        now = number * step
-        reason = model.look(counts, now, trains=trains, has_groups=groups)
+        now = number * 2.0
+        reason = model.look(counts, now, of_pass=number % 2, groups=groups)
         if reason is not None:
             found.append((now, reason))
     return found
@@ -130,28 +133,41 @@ def test_script_without_a_group_is_reported_once() -> None:
 
 
 def test_one_step_is_no_training() -> None:
-    assert looks(trains=False, times=100) == []
+    model = separate_model.SeparateModel({}, 0.0)
+    found = [model.look({}, now, of_pass=now < 4, groups=0) for now in range(2, 100)]
+    assert set(found) == {None}
 
 
 def test_unused_group_is_reported_after_a_minute() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
-    found = [
-        model.look({"0": 7}, now, trains=True, has_groups=True)
-        for now in (2.0, 30.0, 58.0, 60.0, 62.0)
-    ]
+    times = (2.0, 30.0, 58.0, 60.0, 62.0)
+    found = [model.look({"0": 7}, now, of_pass=int(now), groups=1) for now in times]
     assert found == [None, None, None, NO_COLLECTIVE, None]
-    assert model.look({"0": 8}, 64.0, trains=True, has_groups=True) == CONNECTED
+    assert model.look({"0": 8}, 64.0, of_pass=1, groups=1) == CONNECTED
     assert model.is_over
+
+
+def test_one_long_pass_is_not_reported() -> None:
+    model = separate_model.SeparateModel({"0": 7}, 0.0)
+    found = [model.look({"0": 7}, now, of_pass=4711, groups=1) for now in range(2, 300)]
+    assert set(found) == {None}
+
+
+def test_new_group_alone_connects_nothing() -> None:
+    model = separate_model.SeparateModel({}, 0.0)
+    found = [model.look({"0": 0}, now, of_pass=now, groups=1) for now in range(2, 80, 2)]
+    assert set(found) == {None, NO_COLLECTIVE}
 
 
 def test_collective_operations_end_the_look() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
-    assert model.look({"0": 9}, 2.0, trains=True, has_groups=True) is None
+    assert model.look({"0": 9}, 2.0, of_pass=1, groups=1) == CONNECTED
     assert model.is_over
 
 
-def test_group_that_does_not_count_is_not_reported() -> None:
-    assert looks(groups=True, times=100) == []
+@pytest.mark.parametrize("counts", [{}, {"0": 0}])
+def test_group_that_does_not_count_is_not_reported(counts: dict[str, int]) -> None:
+    assert looks(counts, groups=2, times=100) == [(2.0, CONNECTED)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +188,12 @@ def test_group_that_does_not_count_is_not_reported() -> None:
         ),
         ("mpi4py.MPI", {}, NO_GROUP),
         ("jax._src.distributed", {"global_state": SimpleNamespace(num_processes=2)}, None),
-        ("jax._src.distributed", {"global_state": SimpleNamespace(num_processes=None)}, NO_GROUP),
+        ("jax._src.distributed", {"global_state": SimpleNamespace(num_processes=1)}, NO_GROUP),
+        ("tensorflow.python.eager.context", of_tensorflow(None), TENSORFLOW),
+        ("tensorflow.python.eager.context", of_tensorflow(1), TENSORFLOW),
+        ("tensorflow.python.eager.context", of_tensorflow(2), None),
+        ("keras", {"backend": SimpleNamespace(backend=lambda: "jax")}, None),
+        ("keras", {"backend": SimpleNamespace(backend=lambda: "torch")}, NO_GROUP),
         ("ray", {}, None),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: True}, None),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: False}, NO_GROUP),
@@ -183,7 +204,7 @@ def test_world_of_each_framework_counts(
     monkeypatch: pytest.MonkeyPatch, module: str, content: dict[str, Any], reason: str | None
 ) -> None:
     fake(monkeypatch, module, **content)
-    expected = [] if reason is None else [(10.0, reason)]
+    expected = [(2.0, CONNECTED)] if reason is None else [(10.0, reason)]
     assert looks(times=40) == expected
 
 
