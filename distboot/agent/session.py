@@ -65,10 +65,10 @@ class Session:
         """The ranks have met: hold what the agent knows now."""
         self._met = time.monotonic()
         self.result = result
-        if (
-            result.booted
-        ):  # the steps of this process are by the clock of its agent, as all its times
-            own_clock.booted = result.booted
+        booted = result.booted
+        if booted:
+            # As all times of this rank, the steps of this process are by the clock of its agent
+            own_clock.booted = booted
         where: dict[str, object] = {"master_addr": result.host}
         if not LAUNCHERS[self.placement.launcher].serves_master_port:
             where["master_port"] = result.port
