@@ -30,7 +30,7 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any
 
     from .separate_model import SeparateModel
@@ -44,6 +44,7 @@ _TENSORFLOW = "tensorflow"
 # Functions in which a script trains, and the ends of the paths of their files
 _BACKWARD = ("backward", "torch/autograd/__init__.py")
 _OPTIMIZER = "torch/optim/optimizer.py"
+_COMPILER = f"torch{os.sep}_inductor{os.sep}"
 _FIT = ("fit", f"keras{os.sep}")  # or tf_keras
 _INTERVAL = 2.0  # seconds between two counts
 MOST_GROUPS = 32
@@ -111,7 +112,7 @@ def _watch() -> None:
 
 
 def _watch_for_separate_model() -> None:
-    while not _pass_of_training():
+    while not _trains():
         time.sleep(_INTERVAL)
         _report()
     from .separate_model import SeparateModel  # here, as few scripts of `init` need it for long
@@ -129,25 +130,37 @@ def _look_at(model: SeparateModel) -> None:
     reason = model.look(
         _reported,
         time.monotonic(),
-        of_pass=_pass_of_training(),
+        trains=_trains(),
         groups=min(len(groups), MOST_GROUPS),
     )
     if reason is not None:
         crash_hooks.emit(SEPARATE_MODEL, reason)
 
 
-def _pass_of_training() -> int:
-    """What tells the pass of torch, or the `fit` of Keras, apart in which a thread is; 0: none is."""
-    for frame in sys._current_frames().values():  # noqa: SLF001 - there is no public one
-        at: FrameType | None = frame
-        while at is not None:
-            if _is_of_training(at.f_code.co_name, at.f_code.co_filename):
-                return id(at)
-            at = at.f_back
-    return 0
+def _trains() -> bool:
+    """Whether a thread is in the backward pass or the optimizer of torch, or in `fit` of Keras."""
+    stacks = map(_stack, sys._current_frames().values())  # noqa: SLF001 - there is no public one
+    return any(map(_is_of_training, stacks))
 
 
-def _is_of_training(function: str, file: str) -> bool:
+def _stack(frame: FrameType) -> list[CodeType]:
+    """The functions that a thread is in, the innermost one first."""
+    found = []
+    at: FrameType | None = frame
+    while at is not None:
+        found.append(at.f_code)
+        at = at.f_back
+    return found
+
+
+def _is_of_training(stack: list[CodeType]) -> bool:
+    """Whether a thread trains; one that compiles the first pass may take minutes for it."""
+    if any(_COMPILER in code.co_filename for code in stack):
+        return False
+    return any(_is_training(code.co_name, code.co_filename) for code in stack)
+
+
+def _is_training(function: str, file: str) -> bool:
     if function == _FIT[0]:
         return _FIT[1] in file
     is_backward = function == _BACKWARD[0] and file.endswith(_BACKWARD[1])

@@ -7,8 +7,8 @@ trains as many models as there are ranks. So a thread that looks at the process 
     what connects it                                    | reported, since the first of these looks
     ----------------------------------------------------+---------------------------------------
     nothing that is known, or a world of one process    | after 10 s
-    process groups of torch, none of whose collective   | after 60 s, and three passes: gradients
-    operations was called since then                    | may be accumulated, or a pass be compiled
+    process groups of torch, none of whose collective   | after 60 s: gradients may be accumulated
+    operations was called since then                    |
     collective operations, Horovod, MPI, JAX, a cluster | not; and what was reported is taken back
     of TensorFlow, or a library that is not looked into |
 
@@ -34,7 +34,7 @@ HOROVOD = "horovod"
 MPI = "mpi"
 TENSORFLOW = "tensorflow"
 
-_LEAST_LOOKS = 3  # at which the script trained; each in a pass of its own, where there are groups
+_LEAST_LOOKS = 3  # at which the script trained
 _WITHOUT_WORLD = 10.0  # seconds
 _WITHOUT_COLLECTIVE = 60.0  # seconds
 # What the scripts of Horovod import for each framework
@@ -62,8 +62,6 @@ class SeparateModel:
         self._counts = counts  # of collective operations, as the training began
         self._began = now
         self._looks = 0  # at which the script trained
-        self._passes = 0  # in which it was seen to train
-        self._pass = 0  # the last one
         self._reported: str | None = None
 
     def look(
@@ -71,7 +69,7 @@ class SeparateModel:
         counts: Mapping[str, int],
         now: float,
         *,
-        of_pass: int,
+        trains: bool,
         groups: int,
     ) -> str | None:
         """What to report; None: nothing new.
@@ -79,11 +77,10 @@ class SeparateModel:
         Args:
             counts: of collective operations, by process group of torch.
             now: the time.
-            of_pass: what tells the pass apart in which the script trains at this moment; 0: it
-                does not.
+            trains: whether the script trains at this moment.
             groups: process groups of torch that have several processes.
         """
-        self._note(of_pass)
+        self._looks += trains
         has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
         ways = (
@@ -97,21 +94,13 @@ class SeparateModel:
             return self._report(CONNECTED)
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE
-        looks = self._passes
         if not has_groups:
             reason = _of_one(sizes)
             seconds = _WITHOUT_WORLD
-            looks = self._looks
         has_lasted = now >= self._began + seconds
-        if looks < _LEAST_LOOKS or not has_lasted:
+        if self._looks < _LEAST_LOOKS or not has_lasted:
             return None
         return self._report(reason)
-
-    def _note(self, of_pass: int) -> None:
-        """Note whether the script trains, and whether that is another pass."""
-        self._looks += of_pass != 0
-        self._passes += of_pass not in (0, self._pass)
-        self._pass = of_pass
 
     def _are_used(self, counts: Mapping[str, int]) -> bool:
         """Whether a collective operation was called since the training began."""

@@ -117,12 +117,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looks(counts: Mapping[str, int] = {}, *, times: int = 10, groups: int = 0) -> list[Any]:
-    """What is reported in this many looks, of which every other one sees another pass, and when."""
+    """What is reported in this many looks, and when."""
     model = separate_model.SeparateModel({}, 0.0)
     found = []
     for number in range(1, times + 1):
         now = number * 2.0
-        reason = model.look(counts, now, of_pass=number % 2, groups=groups)
+        reason = model.look(counts, now, trains=True, groups=groups)
         if reason is not None:
             found.append((now, reason))
     return found
@@ -134,34 +134,28 @@ def test_script_without_a_group_is_reported_once() -> None:
 
 def test_one_step_is_no_training() -> None:
     model = separate_model.SeparateModel({}, 0.0)
-    found = [model.look({}, now, of_pass=now < 4, groups=0) for now in range(2, 100)]
+    found = [model.look({}, now, trains=now < 4, groups=0) for now in range(2, 100)]
     assert set(found) == {None}
 
 
 def test_unused_group_is_reported_after_a_minute() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
     times = (2.0, 30.0, 58.0, 60.0, 62.0)
-    found = [model.look({"0": 7}, now, of_pass=int(now), groups=1) for now in times]
+    found = [model.look({"0": 7}, now, trains=True, groups=1) for now in times]
     assert found == [None, None, None, NO_COLLECTIVE, None]
-    assert model.look({"0": 8}, 64.0, of_pass=1, groups=1) == CONNECTED
+    assert model.look({"0": 8}, 64.0, trains=True, groups=1) == CONNECTED
     assert model.is_over
-
-
-def test_one_long_pass_is_not_reported() -> None:
-    model = separate_model.SeparateModel({"0": 7}, 0.0)
-    found = [model.look({"0": 7}, now, of_pass=4711, groups=1) for now in range(2, 300)]
-    assert set(found) == {None}
 
 
 def test_new_group_alone_connects_nothing() -> None:
     model = separate_model.SeparateModel({}, 0.0)
-    found = [model.look({"0": 0}, now, of_pass=now, groups=1) for now in range(2, 80, 2)]
+    found = [model.look({"0": 0}, now, trains=True, groups=1) for now in range(2, 80, 2)]
     assert set(found) == {None, NO_COLLECTIVE}
 
 
 def test_collective_operations_end_the_look() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
-    assert model.look({"0": 9}, 2.0, of_pass=1, groups=1) == CONNECTED
+    assert model.look({"0": 9}, 2.0, trains=True, groups=1) == CONNECTED
     assert model.is_over
 
 
