@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.commands import SHELLS, command_error, command_not_found
@@ -244,6 +245,7 @@ def _after_dashes(command: str) -> str:
     return f"any other command goes after '--': -- {shown} …"
 
 
+@lru_cache(maxsize=1)
 def _file_of_module(name: str) -> str:
     """The file that `python -m` runs, as far as can be known without importing a package."""
     from .module_lookup import file_of_module  # here, as most run a script

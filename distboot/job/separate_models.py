@@ -8,7 +8,7 @@ summary have it as well, if it is so to the end.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from math import inf
 
 from ..base.text import ranks_said
@@ -29,8 +29,6 @@ _LEAST_RANKS = 2  # one may train while the others wait for it
 # Seconds after the last one has reported: each looks every other second, and at some looks a script
 # that trains is not seen to
 _FOR_OTHERS = 30.0
-_SEPARATELY = "train separately"
-_DO = defaultdict(lambda: _SEPARATELY, {NO_COLLECTIVE: "may train separately"})
 # By reason, what is missing, and what to do
 _TEXTS = {
     NO_GROUP: (
@@ -105,8 +103,11 @@ class SeparateModelsService(Service):
         self._record()
         who = ranks_said(sorted(self._reasons))
         reason = self._most_frequent()
+        what = "train separately"
+        if reason == NO_COLLECTIVE:  # which may be meant
+            what = "may train separately"
         warning = Say(
-            f"warning: {who} {_DO[reason]}: {_TEXTS[reason]}",
+            f"warning: {who} {what}: {_TEXTS[reason]}",
             event="separate_models",
             details={"ranks": sorted(self._reasons)},
         )

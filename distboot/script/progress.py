@@ -73,7 +73,7 @@ def counts() -> dict[str, int]:
     """The collective operations that have begun, by process group; ranks have the same names."""
     world = _world()
     found = {}
-    for group in list(getattr(world, "pg_map", ()))[:MOST_GROUPS]:
+    for group in _groups()[:MOST_GROUPS]:
         # A backend that does not count, or a group that is being destroyed
         with suppress(Exception):
             count = group._get_sequence_number_for_group()  # noqa: SLF001 - there is no public one
@@ -84,6 +84,10 @@ def counts() -> dict[str, int]:
 def _world() -> Any:
     """All process groups of torch; None: it was not imported."""
     return getattr(sys.modules.get(_MODULE), "_world", None)
+
+
+def _groups() -> list[Any]:
+    return list(getattr(_world(), "pg_map", ()))
 
 
 def is_our_thread(dump: str) -> bool:
@@ -126,7 +130,7 @@ def _watch_for_separate_model() -> None:
 
 def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
-    groups = [group for group in list(getattr(_world(), "pg_map", ())) if group.size() > 1]
+    groups = [group for group in _groups() if group.size() > 1]
     reason = model.look(
         _reported,
         time.monotonic(),

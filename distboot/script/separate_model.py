@@ -117,9 +117,10 @@ class SeparateModel:
 
 def _of_one(sizes: Mapping[str, int]) -> str:
     """The first framework that was started as in a job of one process, or that there is no group."""
-    names = [*sizes, NO_GROUP]
-    found = [*sizes.values(), 1]
-    return names[found.index(1)]
+    for name, size in sizes.items():
+        if size == 1:
+            return name
+    return NO_GROUP
 
 
 def _is_left_alone(has_groups: bool) -> bool:
@@ -129,10 +130,8 @@ def _is_left_alone(has_groups: bool) -> bool:
         ways.add("distboot")  # the script has called `init("none")`, or will call it
     if not ways.isdisjoint(sys.modules):
         return True
-    keras: Any = sys.modules.get("keras")
-    with suppress(Exception):  # it was not imported, or is another version
-        if keras.backend.backend() == "jax":  # which may have a mesh of devices
-            return True
+    if _keras_backend() == "jax":  # which may have a mesh of devices
+        return True
     rpc: Any = sys.modules.get("torch.distributed.rpc.api")
     is_agent_set: Callable[[], bool] = getattr(rpc, "_is_current_rpc_agent_set", bool)
     return is_agent_set()
@@ -175,7 +174,9 @@ def _size_of_jax() -> int:
     """
     distributed: Any = sys.modules["jax._src.distributed"]
     size = int(distributed.global_state.num_processes)
-    return size * (size > 1)
+    if size == 1:
+        return 0
+    return size
 
 
 def _size_of_tensorflow() -> int:
@@ -194,10 +195,17 @@ def _size_of_tensorflow() -> int:
 
 def _trains_with_tensorflow() -> bool:
     """Whether Keras does; torch may have TensorFlow for its logs."""
-    keras: Any = sys.modules.get("keras")
-    if keras is not None:
-        return bool(keras.backend.backend() == TENSORFLOW)
+    if "keras" in sys.modules:
+        return _keras_backend() == TENSORFLOW
     return "torch" not in sys.modules
+
+
+def _keras_backend() -> str:
+    """The backend of Keras 3; empty if it was not imported, or is not known."""
+    with suppress(Exception):
+        keras: Any = sys.modules["keras"]
+        return str(keras.backend.backend())
+    return ""
 
 
 # The first one that was started as in a job of one process is reported
