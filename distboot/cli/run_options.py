@@ -156,9 +156,7 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if options.log_format is not None:
         settings.value_of("DISTBOOT_LOG_FORMAT", environ, options.log_format)
         environ["DISTBOOT_LOG_FORMAT"] = options.log_format
-    options.nproc_per_node = settings.value_of(
-        "DISTBOOT_NPROC_PER_NODE", environ, options.nproc_per_node
-    )
+    options.nproc_per_node = _nproc_per_node(options, environ)
     environ.pop("DISTBOOT_NPROC_PER_NODE", None)
     if not target:
         run_parser().error("no script, module or command to run")
@@ -169,6 +167,19 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if options.exec:
         _refuse_with_exec(options)
     return options, target
+
+
+def _nproc_per_node(options: SimpleNamespace, environ: Mapping[str, str]) -> str | None:
+    """What the option gives, or else the variable."""
+    try:
+        found: str | None = settings.value_of(
+            "DISTBOOT_NPROC_PER_NODE", environ, options.nproc_per_node
+        )
+    except DistbootError:
+        # The other settings are read later: without this they would be refused in a second attempt
+        settings.refuse_invalid(environ, list(overriding(options)))
+        raise
+    return found
 
 
 def _parsed_with_flag(

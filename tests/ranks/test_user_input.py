@@ -150,6 +150,17 @@ def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: li
     assert result.returncode == 78
 
 
+def test_invalid_number_of_ranks_hides_no_setting(distboot: Run) -> None:
+    wrong = {"DISTBOOT_NPROC_PER_NODE": "x", "DISTBOOT_GRACE": "soon"}
+    result = distboot(
+        "--join-timeout", "9", "--", "true", env={**wrong, "DISTBOOT_JOIN_TIMEOUT": "x"}
+    )
+    assert result.returncode == 78
+    assert result.stderr.startswith("distboot: error[broken-environment]: 2 problems:\n")
+    for name, value in wrong.items():
+        assert f"distboot:   {name}={value!r} is " in result.stderr
+
+
 @pytest.mark.parametrize("way", ["wrapper", "init"])
 @pytest.mark.parametrize(
     ("name", "said"),
