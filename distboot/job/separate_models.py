@@ -13,7 +13,9 @@ from math import inf
 
 from ..base.text import ranks_said
 from ..script.separate_model import (
+    DOUBTFUL,
     HOROVOD,
+    JAX,
     MPI,
     NO_COLLECTIVE,
     NO_GROUP,
@@ -46,6 +48,10 @@ _TEXTS = {
     MPI: (
         "MPI was started on each as in a job of one process; start the job with mpirun, or "
         "srun --mpi=… (see srun --mpi=list)"
+    ),
+    JAX: (
+        "JAX was started on each as in a job of one process; call jax.distributed.initialize() "
+        "first, and python -m distboot run --framework jax, which sets its variables"
     ),
     TENSORFLOW: (
         "no strategy of TensorFlow connects them; use MultiWorkerMirroredStrategy, and python -m "
@@ -104,7 +110,7 @@ class SeparateModelsService(Service):
         who = ranks_said(sorted(self._reasons))
         reason = self._most_frequent()
         what = "train separately"
-        if reason == NO_COLLECTIVE:  # which may be meant
+        if reason in DOUBTFUL:
             what = "may train separately"
         warning = Say(
             f"warning: {who} {what}: {_TEXTS[reason]}",

@@ -13,7 +13,7 @@ from ..base.text import counted, ranks_said
 from ..base.version import __version__
 from ..rendezvous.events import CALLED, PLACE, Event, spread_alike
 from ..rendezvous.membership import Membership, node_size
-from ..script.separate_model import NO_COLLECTIVE
+from ..script.separate_model import DOUBTFUL
 from .all_reduce import all_reduce_of
 from .job_state import JobState, of_kinds
 from .spent import NO_ROUND, RoundTime, Spent
@@ -85,7 +85,7 @@ def _separate_models(events: Sequence[Event]) -> str:
         return ""
     last = found[-1].details
     trained = "trained"
-    if last.get("reason") == NO_COLLECTIVE:  # which may be meant
+    if last.get("reason") in DOUBTFUL:
         trained = "may have trained"
     return f"{ranks_said(last['ranks'])} {trained} separately"
 

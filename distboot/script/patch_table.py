@@ -222,19 +222,19 @@ GROUPS = (
                 ("sys.meta_path for torch.distributed.distributed_c10d",),
             ),
             Patch(
-                "`sys.meta_path`, once more",
-                "notices that the script imports TensorFlow, and finds nothing itself",
+                "`sys.meta_path`, twice more",
+                "notices that the script imports TensorFlow or JAX, and finds nothing itself",
                 _BELOW_WRAPPER,
                 _DETECTION,
                 _HOOKS,
-                ("sys.meta_path for tensorflow",),
+                ("sys.meta_path for tensorflow", "sys.meta_path for jax"),
             ),
             Patch(
                 "thread `distboot-progress`",
                 "reports every other second how many collective operations torch has counted, and"
                 " whether the script trains a model that nothing connects with those of other"
                 " ranks: it reads the stacks of all threads",
-                "import of `torch.distributed`; below the wrapper also of TensorFlow",
+                "import of `torch.distributed`; below the wrapper also of TensorFlow or JAX",
                 _DETECTION,
                 "script/progress.py",
                 ("threading.Thread", "distboot-progress"),

@@ -30,7 +30,6 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
     from typing import Any
 
     from .separate_model import SeparateModel
@@ -40,12 +39,8 @@ if TYPE_CHECKING:
 KIND = "progress"
 SEPARATE_MODEL = "separate_model"
 _MODULE = "torch.distributed.distributed_c10d"
-_TENSORFLOW = "tensorflow"
-# Functions in which a script trains, and the ends of the paths of their files
-_BACKWARD = ("backward", "torch/autograd/__init__.py")
-_OPTIMIZER = "torch/optim/optimizer.py"
-_COMPILER = f"torch{os.sep}_inductor{os.sep}"
-_FIT = ("fit", f"keras{os.sep}")  # or tf_keras
+# Frameworks other than torch, whose scripts may train a model on each rank
+_OTHERS = ("tensorflow", "jax")
 _INTERVAL = 2.0  # seconds between two counts
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
@@ -66,7 +61,8 @@ def install() -> None:
         return
     crash_hooks.when_imported(_MODULE, _start)  # before that there is nothing to count
     if _is_of_wrapper:
-        crash_hooks.when_imported(_TENSORFLOW, _start)  # which may train a model of its own
+        for framework in _OTHERS:
+            crash_hooks.when_imported(framework, _start)
 
 
 def counts() -> dict[str, int]:
@@ -116,10 +112,12 @@ def _watch() -> None:
 
 
 def _watch_for_separate_model() -> None:
-    while not _trains():
+    from .training import trains  # here and below, in the thread: the script does not wait for it
+
+    while not trains():
         time.sleep(_INTERVAL)
         _report()
-    from .separate_model import SeparateModel  # here, as few scripts of `init` need it for long
+    from .separate_model import SeparateModel
 
     model = SeparateModel(_reported, time.monotonic())
     while not model.is_over:
@@ -130,45 +128,17 @@ def _watch_for_separate_model() -> None:
 
 def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
+    from .training import is_in_compiled, trains
+
     groups = [group for group in _groups() if group.size() > 1]
     reason = model.look(
         _reported,
         time.monotonic(),
-        trains=_trains(),
+        trains=trains() or is_in_compiled(),
         groups=min(len(groups), MOST_GROUPS),
     )
     if reason is not None:
         crash_hooks.emit(SEPARATE_MODEL, reason)
-
-
-def _trains() -> bool:
-    """Whether a thread is in the backward pass or the optimizer of torch, or in `fit` of Keras."""
-    stacks = map(_stack, sys._current_frames().values())  # noqa: SLF001 - there is no public one
-    return any(map(_is_of_training, stacks))
-
-
-def _stack(frame: FrameType) -> list[CodeType]:
-    """The functions that a thread is in, the innermost one first."""
-    found = []
-    at: FrameType | None = frame
-    while at is not None:
-        found.append(at.f_code)
-        at = at.f_back
-    return found
-
-
-def _is_of_training(stack: list[CodeType]) -> bool:
-    """Whether a thread trains; one that compiles the first pass may take minutes for it."""
-    if any(_COMPILER in code.co_filename for code in stack):
-        return False
-    return any(_is_training(code.co_name, code.co_filename) for code in stack)
-
-
-def _is_training(function: str, file: str) -> bool:
-    if function == _FIT[0]:
-        return _FIT[1] in file
-    is_backward = function == _BACKWARD[0] and file.endswith(_BACKWARD[1])
-    return is_backward or file.endswith(_OPTIMIZER)
 
 
 def _report() -> None:

@@ -9,8 +9,9 @@ trains as many models as there are ranks. So a thread that looks at the process 
     nothing that is known, or a world of one process    | after 10 s
     process groups of torch, none of whose collective   | after 60 s: gradients may be accumulated
     operations was called since then                    |
-    collective operations, Horovod, MPI, JAX, a cluster | not; and what was reported is taken back
-    of TensorFlow, or a library that is not looked into |
+    collective operations, or several processes of      | not; and what was reported is taken back
+    Horovod, MPI, JAX or TensorFlow, or a library that  |
+    is not looked into                                  |
 
 Any collective operation counts: one at the end of each epoch, of a script that does not wrap its model,
 ends the looks. Each private name of a framework is read as what may be missing: then nothing is
@@ -23,6 +24,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from .training import has_gradient_of_jax
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -33,6 +36,9 @@ NO_COLLECTIVE = "no collective"
 HOROVOD = "horovod"
 MPI = "mpi"
 TENSORFLOW = "tensorflow"
+JAX = "jax"
+# What may be meant: stages that send to each other, or gradients that train nothing
+DOUBTFUL = (NO_COLLECTIVE, JAX)
 
 _LEAST_LOOKS = 3  # at which the script trained
 _WITHOUT_WORLD = 10.0  # seconds
@@ -88,6 +94,7 @@ class SeparateModel:
             len(counts) < groups,  # a backend does not count
             max(sizes.values()) > 1,
             _is_left_alone(has_groups),
+            _keras_backend() == JAX and not sizes[JAX],  # which is another version
         )
         if any(ways):
             self.is_over = True
@@ -130,8 +137,6 @@ def _is_left_alone(has_groups: bool) -> bool:
         ways.add("distboot")  # the script has called `init("none")`, or will call it
     if not ways.isdisjoint(sys.modules):
         return True
-    if _keras_backend() == "jax":  # which may have a mesh of devices
-        return True
     rpc: Any = sys.modules.get("torch.distributed.rpc.api")
     is_agent_set: Callable[[], bool] = getattr(rpc, "_is_current_rpc_agent_set", bool)
     return is_agent_set()
@@ -170,12 +175,12 @@ def _size_of_mpi() -> int:
 def _size_of_jax() -> int:
     """Of JAX, where `jax.distributed.initialize` leaves what it was given, or has found.
 
-    1 before that as well, and in a process that does not train with it.
+    1 before that as well: then JAX counts as started if it is what the process trains with.
     """
     distributed: Any = sys.modules["jax._src.distributed"]
     size = int(distributed.global_state.num_processes)
     if size == 1:
-        return 0
+        return int(has_gradient_of_jax())
     return size
 
 
@@ -212,6 +217,6 @@ def _keras_backend() -> str:
 _WORLDS: dict[str, Callable[[], int]] = {
     HOROVOD: _size_of_horovod,
     MPI: _size_of_mpi,
+    JAX: _size_of_jax,  # before TensorFlow, which its scripts have for their data
     TENSORFLOW: _size_of_tensorflow,
-    "jax": _size_of_jax,
 }

@@ -11,6 +11,7 @@ from job_rows import USUAL, Event, PureJob, Row, Take, Wait
 
 CONNECTED = separate_model.CONNECTED
 HOROVOD = separate_model.HOROVOD
+JAX = separate_model.JAX
 MPI = separate_model.MPI
 NO_COLLECTIVE = separate_model.NO_COLLECTIVE
 NO_GROUP = separate_model.NO_GROUP
@@ -186,7 +187,7 @@ def test_group_that_does_not_count_is_not_reported(counts: dict[str, int]) -> No
         ("tensorflow.python.eager.context", of_tensorflow(None), TENSORFLOW),
         ("tensorflow.python.eager.context", of_tensorflow(1), TENSORFLOW),
         ("tensorflow.python.eager.context", of_tensorflow(2), None),
-        ("keras", {"backend": SimpleNamespace(backend=lambda: "jax")}, None),
+        ("keras", {"backend": SimpleNamespace(backend=lambda: "jax")}, None),  # a JAX not known
         ("keras", {"backend": SimpleNamespace(backend=lambda: "torch")}, NO_GROUP),
         ("ray", {}, None),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: True}, None),
@@ -200,6 +201,17 @@ def test_world_of_each_framework_counts(
     fake(monkeypatch, module, **content)
     expected = [(2.0, CONNECTED)] if reason is None else [(10.0, reason)]
     assert looks(times=40) == expected
+
+
+def test_jax_of_one_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(num_processes=1)
+    fake(monkeypatch, "jax._src.distributed", global_state=alone)
+    gradients = SimpleNamespace(cache_info=lambda: SimpleNamespace(misses=1))
+    fake(monkeypatch, "jax._src.interpreters.ad", _linearize_jaxpr=gradients)
+    fake(monkeypatch, "tensorflow.python.eager.context", **of_tensorflow(None))  # for its data
+    assert looks(times=40) == [(10.0, JAX)]
+    alone.num_processes = 2
+    assert looks(times=40) == [(2.0, CONNECTED)]
 
 
 def test_rank_that_has_left_is_not_awaited() -> None:
