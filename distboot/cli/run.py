@@ -54,6 +54,10 @@ def run(words: list[str]) -> int:
         options, given = parse(words, environ)
     placement = _placement(options, given, environ)
     warn_of_unknown(environ, placement.rank, placement.who)
+    if not placement.has_launcher:
+        from ..startup.launcher_above import warn_of_launcher_above  # here, as most have one
+
+        warn_of_launcher_above(placement, environ, options.launcher)
     with with_rank(placement.who):
         with told_errors(options, placement, environ):
             launch = _checked(options, given, placement, environ)

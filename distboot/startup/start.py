@@ -73,6 +73,10 @@ def _checked(call: Call) -> tuple[Call, bool]:
     if not outer.fields:  # otherwise the wrapper has warned
         call = _warned_of_unused(call)
         bound_cpus.warn_of_rank(placement, call.environ)
+        if not placement.has_launcher:
+            from .launcher_above import warn_of_launcher_above  # here, as most have one
+
+            warn_of_launcher_above(placement, call.environ, call.launcher)
     return call, bool(outer.met)
 
 

@@ -1,5 +1,6 @@
 """Real launchers on this machine: what they start is placed right, by `show`, by `init` and through the wrapper."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -113,3 +114,34 @@ def test_one_inside_the_other(run: Run, who: str, command: list[str], env: dict[
     assert {line["launcher"] for line in lines} == {
         "torchrun" if "--standalone" in command else "openmpi"
     }
+
+
+STRIPPED = ["bash", "-c", 'exec env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" "$@"', "-"]
+ALONE = [PYTHON, "-c", "import distboot; distboot.init('none')"]
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ([*MPIRUN_2, *STRIPPED, *WRAPPED, "--", *ALONE], "(prterun|mpirun)"),
+        ([*TORCHRUN, "--no-python", *STRIPPED, *ALONE], "torch.distributed.run"),
+    ],
+    ids=["wrapper", "init"],
+)
+def test_stripped_variables_of_a_launcher_are_named(
+    run: Run, command: list[str], name: str
+) -> None:
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    warning = (
+        rf"distboot: warning: {name} \(process \d+\) has started this process, and none of its"
+    )
+    assert len(re.findall(warning, done.stderr)) == 2, done.stderr
+
+
+@needs_mpirun
+def test_process_meant_to_be_alone_is_not_warned(run: Run) -> None:
+    assert "has started this process" not in run(*MPIRUN_1, *WRAPPED, "--", *ALONE).stderr
+    alone = [*MPIRUN_1, *STRIPPED, "env", "DISTBOOT_LAUNCHER=none", *ALONE]
+    assert "has started this process" not in run(*alone).stderr
