@@ -69,6 +69,7 @@ class SeparateModelsService(Service):
         self._reasons: dict[int, str] = {}  # by rank
         self._warn_at = inf
         self._has_warned = False
+        self._are_separate = False  # whether some ranks do so, as recorded last
 
     def tick(self, now: float) -> None:
         """Warn, if others had their time to report."""
@@ -121,12 +122,19 @@ class SeparateModelsService(Service):
 
     def _record(self) -> None:
         """Record which ranks do so now; one alone may train while the others wait for it."""
-        record = Record("separate_models_over", None, {})
         if len(self._reasons) >= _LEAST_RANKS:
+            self._are_separate = True
             ranks = sorted(self._reasons)
             details = {"ranks": ranks, "reason": self._most_frequent()}
-            record = Record("separate_models", None, details)
-        self._emit(record)
+            self._emit(Record("separate_models", None, details))
+        elif self._are_separate:
+            self._are_separate = False
+            self._emit(Record("separate_models_over", None, {}))
+            over = Say(
+                "something connects the ranks: they no longer train separately",
+                event="separate_models_over",
+            )
+            self._emit(over)
 
     def _most_frequent(self) -> str:
         counts = Counter(self._reasons.values())

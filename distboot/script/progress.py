@@ -30,6 +30,7 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from .separate_model import SeparateModel
@@ -42,6 +43,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 # Frameworks other than torch, whose scripts may train a model on each rank
 _OTHERS = ("tensorflow", "jax")
 _INTERVAL = 2.0  # seconds between two counts
+# That are reported, and that ranks are compared by. An operation of any other group moves its rank, too
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
 _LARGEST = (1 << 63) - 1
@@ -65,11 +67,11 @@ def install() -> None:
             crash_hooks.when_imported(framework, _start)
 
 
-def counts() -> dict[str, int]:
+def counts(groups: Sequence[Any]) -> dict[str, int]:
     """The collective operations that have begun, by process group; ranks have the same names."""
     world = _world()
     found = {}
-    for group in _groups()[:MOST_GROUPS]:
+    for group in groups:
         # A backend that does not count, or a group that is being destroyed
         with suppress(Exception):
             count = group._get_sequence_number_for_group()  # noqa: SLF001 - there is no public one
@@ -83,7 +85,13 @@ def _world() -> Any:
 
 
 def _groups() -> list[Any]:
+    """The process groups that this rank is in."""
     return list(getattr(_world(), "pg_map", ()))
+
+
+def _shared_groups() -> list[Any]:
+    """Those of several processes."""
+    return [group for group in _groups() if group.size() > 1]
 
 
 def is_our_thread(dump: str) -> bool:
@@ -119,7 +127,7 @@ def _watch_for_separate_model() -> None:
         _report()
     from .separate_model import SeparateModel
 
-    model = SeparateModel(_reported, time.monotonic())
+    model = SeparateModel(counts(_shared_groups()), time.monotonic())
     while not model.is_over:
         time.sleep(_INTERVAL)
         _report()
@@ -128,26 +136,29 @@ def _watch_for_separate_model() -> None:
 
 def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
-    from .training import is_in_compiled, trains
+    from . import training
 
-    groups = [group for group in _groups() if group.size() > 1]
+    place = training.place()
+    groups = _shared_groups()
     reason = model.look(
-        _reported,
+        counts(groups),
         time.monotonic(),
-        trains=trains() or is_in_compiled(),
-        groups=min(len(groups), MOST_GROUPS),
+        place=place,
+        trains=bool(place) or training.has_gradient_of_jax() or training.is_in_compiled(),
+        groups=len(groups),
     )
     if reason is not None:
         crash_hooks.emit(SEPARATE_MODEL, reason)
 
 
 def _report() -> None:
-    """Report the numbers that have changed."""
+    """Report the numbers, if any has changed."""
     global _reported  # noqa: PLW0603 - one process
-    found = counts()
+    found = counts(_groups())
     if found != _reported:
         _reported = found
-        crash_hooks.emit(KIND, "\n".join(_line(name, found[name]) for name in found))
+        lines = [_line(name, found[name]) for name in found]
+        crash_hooks.emit(KIND, "\n".join(lines[:MOST_GROUPS]))
 
 
 def _line(group: str, count: int) -> str:

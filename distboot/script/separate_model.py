@@ -7,13 +7,14 @@ trains as many models as there are ranks. So a thread that looks at the process 
     what connects it                                    | reported, since the first of these looks
     ----------------------------------------------------+---------------------------------------
     nothing that is known, or a world of one process    | after 10 s
-    process groups of torch, none of whose collective   | after 60 s: gradients may be accumulated
-    operations was called since then                    |
+    process groups of torch of several processes, none  | after 60 s: gradients may be accumulated
+    of whose collective operations was called since     |
     collective operations, or several processes of      | not; and what was reported is taken back
     Horovod, MPI, JAX or TensorFlow, or a library that  |
     is not looked into                                  |
 
-Any collective operation counts: one at the end of each epoch, of a script that does not wrap its model,
+A script that stays at one instruction waits for a rank that hangs, in a collective operation that it
+has begun before. Any collective operation counts: one at the end of each epoch, of a script that does not wrap its model,
 ends the looks. Each private name of a framework is read as what may be missing: then nothing is
 reported.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from .training import has_gradient_of_jax
 
@@ -68,6 +70,8 @@ class SeparateModel:
         self._counts = counts  # of collective operations, as the training began
         self._began = now
         self._looks = 0  # at which the script trained
+        self._moves = 0  # looks at which it was elsewhere than at the look before
+        self._place = ""
         self._reported: str | None = None
 
     def look(
@@ -76,17 +80,21 @@ class SeparateModel:
         now: float,
         *,
         trains: bool,
+        place: str,
         groups: int,
     ) -> str | None:
         """What to report; None: nothing new.
 
         Args:
-            counts: of collective operations, by process group of torch.
+            counts: of collective operations, by process group of torch of several processes.
             now: the time.
             trains: whether the script trains at this moment.
-            groups: process groups of torch that have several processes.
+            place: where it does.
+            groups: how many of these groups there are.
         """
         self._looks += trains
+        self._moves += place != self._place
+        self._place = place
         has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
         ways = (
@@ -101,11 +109,13 @@ class SeparateModel:
             return self._report(CONNECTED)
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE
+        looks = min(self._looks, self._moves)
         if not has_groups:
             reason = _of_one(sizes)
             seconds = _WITHOUT_WORLD
+            looks = self._looks
         has_lasted = now >= self._began + seconds
-        if self._looks < _LEAST_LOOKS or not has_lasted:
+        if looks < _LEAST_LOOKS or not has_lasted:
             return None
         return self._report(reason)
 
@@ -152,12 +162,20 @@ def _size(read: Callable[[], int]) -> int:
 def _size_of_horovod() -> int:
     """Of Horovod, whose module for each framework has the functions of its HorovodBasics.
 
-    Raises:
-        ValueError: it was not started.
-        StopIteration: it was not imported.
+    A script may import one of these modules, and start another one.
     """
-    loaded: Any = filter(None, map(sys.modules.get, _HOROVODS))
-    return int(next(loaded).size())
+    return max(_size(partial(_size_of_module, name)) for name in _HOROVODS)
+
+
+def _size_of_module(name: str) -> int:
+    """What the `size` of a module says.
+
+    Raises:
+        KeyError: it was not imported.
+        ValueError: Horovod was not started for its framework.
+    """
+    module: Any = sys.modules[name]
+    return int(module.size())
 
 
 def _size_of_mpi() -> int:

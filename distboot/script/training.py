@@ -7,7 +7,7 @@
     TensorFlow | `gradient` of a `GradientTape`; in a `tf.function` only while it is compiled
     JAX        | it has no such function: from its first gradient on, which it compiles once
 
-A thread that compiles for torch counts as none: the first pass may take minutes for it.
+A thread that compiles for torch does not train: the first pass may take minutes for it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 # A function in which a thread trains, and its file, in a line of `_stacks`
 _TRAINS = re.compile(
-    r"^(backward .*torch/autograd/__init__\.py"
+    r"^\d+ (backward .*torch/autograd/__init__\.py"
     r"|\w+ .*torch/optim/optimizer\.py"
     r"|fit .*keras/.*"  # or tf_keras
     r"|gradient .*tensorflow/python/eager/backprop\.py)$",
     re.MULTILINE,
 )
-_COMPILES = re.compile(r"torch/_inductor/")
+# What it has compiled is called below other files of torch/_inductor
+_COMPILES = re.compile(r"torch/_inductor/compile_fx\.py")
 # In which TensorFlow calls what `tf.function` has compiled
 _IN_COMPILED = re.compile(
     r"tensorflow/python/eager/polymorphic_function/polymorphic_function\.py$", re.MULTILINE
@@ -39,9 +40,14 @@ _IN_COMPILED = re.compile(
 
 def trains() -> bool:
     """Whether a thread trains, or JAX has made a gradient."""
+    return bool(place()) or has_gradient_of_jax()
+
+
+def place() -> str:
+    """Where a thread trains, the same as long as it is at one instruction; empty: none does."""
     training = filter(_TRAINS.search, _stacks())
     running = filterfalse(_COMPILES.search, training)
-    return any(running) or has_gradient_of_jax()
+    return next(running, "")
 
 
 def is_in_compiled() -> bool:
@@ -61,14 +67,14 @@ def has_gradient_of_jax() -> bool:
 
 
 def _stacks() -> list[str]:
-    """Of each thread: a line for each function that it is in, the innermost one first."""
+    """Of each thread: a line for each function that it is in, and where there; the innermost first."""
     found = []
     for frame in sys._current_frames().values():  # noqa: SLF001 - there is no public one
         lines = []
         at: FrameType | None = frame
         while at is not None:
             code = at.f_code
-            lines.append(f"{code.co_name} {code.co_filename}")
+            lines.append(f"{at.f_lasti} {code.co_name} {code.co_filename}")
             at = at.f_back
         found.append("\n".join(lines))
     return found

@@ -1,7 +1,7 @@
 """Ranks of an unmodified script that train a model each are named, with each framework."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,14 @@ while goes_on():
     output = model(torch.ones(2)).sum()
     output.register_hook(lambda _: time.sleep(2))
     output.backward()
+    {reduce}
+"""
+# A group of this rank alone
+OWN_WORLD = """
+import os, torch
+store = f"file://{os.getcwd()}/{os.getpid()}"
+torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+torch.distributed.all_reduce(torch.ones(1))
 """
 BARRIER = """
 import torch
@@ -39,6 +47,26 @@ torch.distributed.init_process_group('gloo')
 torch.distributed.barrier()
 """
 INIT = "import distboot; distboot.init()"
+OWN_GROUPS = f"""
+{BARRIER}
+rank = torch.distributed.get_rank()
+group = [torch.distributed.new_group([each]) for each in range(2)][rank]
+"""
+# More groups than the ranks are compared by
+MANY_GROUPS = """
+import time
+import torch
+from torch.distributed import all_reduce, init_process_group, new_group
+
+init_process_group("gloo")
+groups = [new_group([0, 1]) for _ in range(34)]
+weights = torch.ones(2, requires_grad=True)
+for _ in range(24):
+    output = weights.sum()
+    output.register_hook(lambda _: time.sleep(3))
+    output.backward()
+    all_reduce(weights.grad, group=groups[-1])
+"""
 KERAS = """
 import helper
 import numpy as np
@@ -102,10 +130,10 @@ Train = Callable[..., str]
 def trained(run: Run, tmp_path: Path) -> Train:
     """What the wrapper of two ranks says of a script, which trains for so many seconds at most."""
 
-    def train(script: str, *options: str, seconds: int = 150) -> str:
+    def train(script: str, *options: str, seconds: int = 150, env: Mapping[str, str] = {}) -> str:
         (tmp_path / "until.py").write_text(UNTIL.format(seconds=seconds))
         wrapper = (sys.executable, "-m", "distboot", *options, *TWO, "train.py")
-        done = run("bash", "-c", '"$@" 2> said', "-", *wrapper, train=script, timeout=300)
+        done = run("bash", "-c", '"$@" 2> said', "-", *wrapper, train=script, env=env, timeout=300)
         said = (tmp_path / "said").read_text()
         assert done.returncode == 0, said
         return said
@@ -115,7 +143,7 @@ def trained(run: Run, tmp_path: Path) -> Train:
 
 @needs_torch
 def test_script_without_a_group_is_named(trained: Train) -> None:
-    said = trained(TRAIN.format(start=""))
+    said = trained(TRAIN.format(start="", reduce=""))
     assert (
         "warning: ranks 0-1 train separately: no process group of torch connects them; start one"
         in said
@@ -126,9 +154,34 @@ def test_script_without_a_group_is_named(trained: Train) -> None:
 
 @needs_torch
 @pytest.mark.all
-@pytest.mark.parametrize("start", [BARRIER, INIT], ids=["script", "init"])
-def test_group_that_nobody_uses_is_named(trained: Train, start: str) -> None:
-    said = trained(TRAIN.format(start=start))
+def test_group_of_one_rank_is_none(trained: Train) -> None:
+    reduce = "torch.distributed.all_reduce(model.weight.grad)"
+    said = trained(TRAIN.format(start=OWN_WORLD, reduce=reduce))
+    assert "ranks 0-1 train separately: no process group of torch connects them" in said
+
+
+@needs_torch
+@pytest.mark.all
+def test_each_group_counts(trained: Train) -> None:
+    said = trained(MANY_GROUPS, env={"DISTBOOT_LATE_AFTER": "10"})
+    assert "train separately" not in said
+    assert "waiting for" not in said
+    assert "s: all ended well; exit codes: 0" in said
+
+
+@needs_torch
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("start", "reduce"),
+    [
+        (BARRIER, ""),
+        (INIT, ""),
+        (OWN_GROUPS, "torch.distributed.all_reduce(model.weight.grad, group=group)"),
+    ],
+    ids=["script", "init", "groups of one"],
+)
+def test_group_that_nobody_uses_is_named(trained: Train, start: str, reduce: str) -> None:
+    said = trained(TRAIN.format(start=start, reduce=reduce))
     assert (
         "warning: ranks 0-1 may train separately: they have process groups of torch, and called no "
         "collective operation for a minute"
@@ -144,7 +197,7 @@ def test_horovod_in_a_module_is_named(trained: Train, tmp_path: Path) -> None:
     assert (
         "warning: ranks 0-1 train separately: Horovod was started on each as in a job of one "
         "process; python -m distboot run --framework horovod sets its variables"
-    ) in trained(TRAIN.format(start="import helper"))
+    ) in trained(TRAIN.format(start="import helper", reduce=""))
 
 
 @needs("tensorflow")

@@ -18,6 +18,10 @@ NO_GROUP = separate_model.NO_GROUP
 TENSORFLOW = separate_model.TENSORFLOW
 
 RECORDED = "record: separate_models"
+OVER = [
+    "say: something connects the ranks: they no longer train separately",
+    "record: separate_models_over",
+]
 
 
 def reports(rank: int, reason: str = NO_GROUP) -> Event:
@@ -63,7 +67,10 @@ TABLE: dict[str, list[Row]] = {
         *[(reports(rank), []) for rank in range(3)],
         (reports(3), [warning("ranks 0-3"), RECORDED]),
         *[(reports(rank, CONNECTED), [RECORDED]) for rank in range(2)],
-        (reports(2, CONNECTED), ["record: separate_models_over"]),
+        (reports(2, CONNECTED), OVER),
+        (reports(3, CONNECTED), []),
+        (reports(2), []),
+        (reports(3), [RECORDED]),
     ],
     "a rank that has ended is not waited for": [
         (reports(0), []),
@@ -117,13 +124,16 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delitem(sys.modules, name)
 
 
-def looks(counts: Mapping[str, int] = {}, *, times: int = 10, groups: int = 0) -> list[Any]:
+def looks(
+    counts: Mapping[str, int] = {}, *, times: int = 10, groups: int = 0, moves: bool = True
+) -> list[Any]:
     """What is reported in this many looks, and when."""
     model = separate_model.SeparateModel({}, 0.0)
     found = []
     for number in range(1, times + 1):
         now = number * 2.0
-        reason = model.look(counts, now, trains=True, groups=groups)
+        place = str(number * moves)
+        reason = model.look(counts, now, trains=True, place=place, groups=groups)
         if reason is not None:
             found.append((now, reason))
     return found
@@ -135,28 +145,34 @@ def test_script_without_a_group_is_reported_once() -> None:
 
 def test_one_step_is_no_training() -> None:
     model = separate_model.SeparateModel({}, 0.0)
-    found = [model.look({}, now, trains=now < 4, groups=0) for now in range(2, 100)]
+    found = [model.look({}, now, trains=now < 4, place="", groups=0) for now in range(2, 100)]
     assert set(found) == {None}
 
 
 def test_unused_group_is_reported_after_a_minute() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
     times = (2.0, 30.0, 58.0, 60.0, 62.0)
-    found = [model.look({"0": 7}, now, trains=True, groups=1) for now in times]
+    found = [model.look({"0": 7}, now, trains=True, place=str(now), groups=1) for now in times]
     assert found == [None, None, None, NO_COLLECTIVE, None]
-    assert model.look({"0": 8}, 64.0, trains=True, groups=1) == CONNECTED
+    assert model.look({"0": 8}, 64.0, trains=True, place="", groups=1) == CONNECTED
     assert model.is_over
+
+
+def test_rank_that_hangs_is_not_reported() -> None:
+    assert looks(groups=1, counts={"0": 0}, times=100, moves=False) == []
 
 
 def test_new_group_alone_connects_nothing() -> None:
     model = separate_model.SeparateModel({}, 0.0)
-    found = [model.look({"0": 0}, now, trains=True, groups=1) for now in range(2, 80, 2)]
+    found = [
+        model.look({"0": 0}, now, trains=True, place=str(now), groups=1) for now in range(2, 80, 2)
+    ]
     assert set(found) == {None, NO_COLLECTIVE}
 
 
 def test_collective_operations_end_the_look() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
-    assert model.look({"0": 9}, 2.0, trains=True, groups=1) == CONNECTED
+    assert model.look({"0": 9}, 2.0, trains=True, place="", groups=1) == CONNECTED
     assert model.is_over
 
 
