@@ -219,6 +219,12 @@ def test_world_of_each_framework_counts(
     assert looks(times=40) == expected
 
 
+def test_started_module_of_horovod_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, "horovod.torch.mpi_ops")  # imported, and not started
+    fake(monkeypatch, "horovod.tensorflow.mpi_ops", **of_size(2))
+    assert looks(times=40) == [(2.0, CONNECTED)]
+
+
 def test_jax_of_one_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = SimpleNamespace(num_processes=1)
     fake(monkeypatch, "jax._src.distributed", global_state=alone)
