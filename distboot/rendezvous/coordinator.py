@@ -244,13 +244,16 @@ class Coordinator:
 
     def _missing(self) -> DistbootError:
         table = self.table
-        why = f"{table.describe_departed()}{self.why_missing.said}{self.pool.refusals()}"
+        refusals = self.pool.refusals()
+        why = f"{table.describe_departed()}{self.why_missing.said}{refusals}"
         joined = f"{len(table.records)} of {table.world_size}"
         missing = table.describe_missing()
         text = f"{joined} {table.unit}s joined {self._deadline.said}; missing: {missing}{why}"
         hint = self.why_missing.hint
         if self.pool.remedy:
             hint = f"{self.pool.remedy}; or {hint}"
+        if "DISTBOOT_SECRET" in refusals:
+            hint = f"give all {table.unit}s the same DISTBOOT_SECRET; or {hint}"
         return DistbootError("missing-rank", text, hint)
 
     def _gather_after_delay(self) -> None:

@@ -6,7 +6,7 @@ import os
 
 from ..agent.bad_hosts import names
 from ..base.errors import DistbootError
-from ..base.text import short_repr
+from ..base.text import log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
 from .input_files import opened
@@ -41,6 +41,9 @@ def _text(path: str) -> str:
         with opened(path) as file:
             text = file.read(_LARGEST)
     except FileNotFoundError:
+        log_line(
+            None, f"{short_repr(path)} does not exist: no host is bad yet, or the name is wrong"
+        )
         return ""
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -80,7 +80,9 @@ def test_badhosts_without_a_file_is_refused(distboot: Run, tmp_path: Path) -> No
     done = distboot("badhosts")
     assert done.returncode == 2
     assert "no file: name one, or set DISTBOOT_BAD_HOSTS_FILE" in done.stderr
-    assert distboot("badhosts", str(tmp_path / "none yet")).stdout == "\n"
+    none = distboot("badhosts", str(tmp_path / "none yet"))
+    assert none.stdout == "\n"
+    assert "none yet' does not exist: no host is bad yet, or the name is wrong\n" in none.stderr
     endless = distboot("badhosts", "/dev/zero")
     assert endless.returncode == 2
     assert "'/dev/zero' has 16 MiB or more" in endless.stderr

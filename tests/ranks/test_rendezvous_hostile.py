@@ -466,7 +466,9 @@ def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, "correct horse").failed()
     assert "the process that listens there has no DISTBOOT_SECRET" in error.message
+    missing = first.failed()
     assert (
         "refused: the connecting process has a DISTBOOT_SECRET, but rank 0 has none"
-        in first.failed().message
+        in missing.message
     )
+    assert missing.hint.startswith("give all ranks the same DISTBOOT_SECRET; or ")
