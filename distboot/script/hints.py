@@ -96,14 +96,22 @@ def _of_deepspeed(_: FrameType) -> str | None:
     )
 
 
-def _of_torch(_: FrameType) -> str | None:
-    """The script still starts the group itself.
+def _of_torch(frame: FrameType) -> str | None:
+    """The script still starts the group itself, or with NCCL on CPUs.
 
-    torch 2.13: "trying to initialize the default process group twice!"
+    torch 2.13: "trying to initialize the default process group twice!", and "Distributed package
+    doesn't have NCCL built in".
     """
+    distributed = sys.modules["torch.distributed"]
+    wants_nccl = "nccl" in str(frame.f_locals.get("backend"))
+    if wants_nccl and not distributed.is_nccl_available():
+        return (
+            "this PyTorch is built without NCCL, which needs GPUs: give init_process_group() "
+            "backend='gloo', or none, or call distboot.init() in its place"
+        )
     if "distboot.initialize" not in sys.modules:
         return None
-    if not sys.modules["torch.distributed"].is_initialized():
+    if not distributed.is_initialized():
         return None
     return (
         "distboot.init() has started the process group: remove init_process_group() from the script"

@@ -58,6 +58,7 @@ OF_TORCH = (
 OF_TORCHS_PYTHON = (
     "expected, but not set",
     "trying to initialize the default process group twice!",
+    "Distributed package doesn't have NCCL built in",
     "Setting OMP_NUM_THREADS environment variable for each process to be ",
 )
 

@@ -95,6 +95,17 @@ def test_second_init_process_group_of_script_is_named(run: Run) -> None:
     assert result.returncode == 1
 
 
+def test_nccl_without_a_gpu_is_named(distboot: Run) -> None:
+    script = "import torch.distributed as dist; dist.init_process_group('nccl')"
+    result = distboot("--", sys.executable, "-c", script)
+    *_, of_torch, said = result.stderr.splitlines()
+    if "NCCL built in" not in result.stderr:
+        pytest.skip("this PyTorch is built with NCCL")
+    assert "Distributed package doesn't have NCCL built in" in of_torch
+    assert said.startswith("distboot: hint: this PyTorch is built without NCCL, which needs GPUs: ")
+    assert result.returncode == 1
+
+
 def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
     script = HIDE.format(module="mpi4py") + _FAILING.format(arguments="")
     result = run(sys.executable, "-c", script, env=one("openmpi-5.0.11/2nodes_2procs", 1))
