@@ -146,11 +146,21 @@ def _parsed(text: str) -> ast.Module | None:
 def _how_below(node: ast.AST, child: ast.AST) -> int:
     """How a script imports what is below a statement."""
     if isinstance(node, ast.If) and child in node.body:
-        condition = ast.unparse(node.test)
-        is_main = condition == "__name__ == '__main__'"
-        return (_LATER, _NEEDED)[is_main]
+        return _how_if(node.test)
     kind = type(node).__name__
     return _BELOW.get(kind, _NEEDED)
+
+
+def _how_if(test: ast.expr) -> int:
+    """How a script imports what is below `if` and this condition."""
+    match test:
+        case ast.Compare(
+            left=ast.Name(id="__name__"),
+            ops=[ast.Eq()],
+            comparators=[ast.Constant(value="__main__")],
+        ):
+            return _NEEDED
+    return _LATER
 
 
 def _read_lines(text: str, script: Script) -> None:

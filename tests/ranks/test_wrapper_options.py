@@ -206,6 +206,12 @@ def test_script_without_its_mpi_is_warned_of(
     assert (done.returncode, said in done.stderr) == (0, is_said), done.stderr
 
 
+def test_number_too_long_to_print_is_read(distboot: Run) -> None:
+    script = f"raise SystemExit\nif 0x{'f' * 5000}:\n    {_IMPORT}"
+    done = distboot("run", "--nproc-per-node", "2", "train.py", train=script)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
 @pytest.mark.parametrize(
     "environ",
     [
