@@ -157,6 +157,7 @@ def missing_framework_option(
     name = _framework_without_variables(text, placement, environ)
     if name is None:
         return None
+    starts = _starts(_FRAMEWORKS[name], text)
     script = target.as_given
     command = script
     if target.is_command:
@@ -164,7 +165,7 @@ def missing_framework_option(
     if per_node:
         command = f"--nproc-per-node {per_node} {command}"
     return (
-        f"warning: {script} starts {name}, which reads variables of its own, and without "
+        f"warning: {script} {starts} {name}, which reads variables of its own, and without "
         "them each rank trains separately: "
         f"python -m distboot run --framework {name} {command}"
     )
@@ -232,10 +233,15 @@ def _framework_without_variables(
     return None
 
 
-def _starts(framework: Framework, text: str) -> bool:
-    """Whether a script that does not call `init` starts a framework."""
+def _starts(framework: Framework, text: str) -> str:
+    """`"starts"` or `"may start"` of a script that does not call `init`; empty: it does neither."""
     from .script_tree import script_of  # here, as most scripts have no such word
 
     script = script_of(text)
-    shown = script.imported | script.called
-    return not script.calls_init and not framework.signs.isdisjoint(shown)
+    if script.calls_init:
+        return ""
+    if framework.signs & script.needed:
+        return "starts"
+    if framework.signs & (script.tried | script.later):
+        return "may start"
+    return ""

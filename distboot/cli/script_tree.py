@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 
 from ..base.patterns import pattern
 
@@ -21,11 +22,14 @@ from ..base.patterns import pattern
 _DASHES = {"add_argument": "", "add_option": "", "option": "", "define_integer": "--"}
 # Of `from distboot import …`: what forms the job
 _FORMS_JOB = {"init", "*"}
-# How a script imports a package: as it starts; then, too, but it may do without; or perhaps never
+_NAME = attrgetter("name")  # of what one `import` statement lists
+# How a script imports a package or calls a function: as it starts; then, too, but it may do without;
+# perhaps never; or only for type checkers
 _NEEDED = 0
 _TRIED = 1
 _LATER = 2
-# How it imports what is below a statement: libraries import in a function what they can do without
+_NEVER = 3
+# How it does what is below a node: libraries import in a function what they can do without
 _BELOW = {
     "Try": _TRIED,
     "TryStar": _TRIED,
@@ -36,6 +40,13 @@ _BELOW = {
     "Match": _LATER,
     "FunctionDef": _LATER,
     "AsyncFunctionDef": _LATER,
+    "Lambda": _LATER,
+    "IfExp": _LATER,
+    "BoolOp": _LATER,  # `args.jax and jax.distributed.initialize()`
+    "ListComp": _LATER,
+    "SetComp": _LATER,
+    "DictComp": _LATER,
+    "GeneratorExp": _LATER,
 }
 _IMPORT = pattern(r"^(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 _INDENTED_IMPORT = pattern(r"^[ \t]+(?:from|import)[ \t]+(\w+)", re.MULTILINE)
@@ -43,39 +54,40 @@ _OPTION = pattern(r"""["'](--[\w-]+)["']""")
 
 
 class Script:
-    """What one script shows. A package is the first part of a module's name."""
+    """What one script shows.
+
+    A set has the packages that it imports, which are the first parts of modules' names, and the
+    names that it calls: without what is before the last dot, and where it gives no argument also
+    whole ones with `()`.
+    """
 
     def __init__(self) -> None:
-        self.imported: set[str] = set()  # packages, anywhere
-        self.needed: set[str] = set()  # those that it imports as it starts
-        self.tried: set[str] = set()  # those that it imports then, but may do without
+        self.needed: set[str] = set()  # what it imports and calls as it starts
+        self.tried: set[str] = set()  # then, too, but it may do without
+        self.later: set[str] = set()  # perhaps never
         self._by_way = {
             _NEEDED: self.needed,
             _TRIED: self.tried,
-            _LATER: set(),
+            _LATER: self.later,
         }
-        # The names that it calls, without what is before the last dot; whole ones with `()`, where
-        # it gives no argument
-        self.called: set[str] = set()
         self.options: list[str] = []  # that it adds to a parser
         self.calls_init = False  # whether it imports what forms the job
 
     def add(self, packages: Iterable[str], how: int) -> None:
         """It imports these."""
         names = {name.partition(".")[0] for name in packages}
-        self.imported |= names
         self.calls_init |= "distboot" in names
         self._by_way[how].update(names)
 
     def take(self, node: ast.AST, how: int) -> None:
         """Note what one node shows, without those below it."""
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = map(_NAME, node.names)
             self.add(names, how)
         elif isinstance(node, ast.ImportFrom):
             self._take_from(node, how)
         elif isinstance(node, ast.Call):
-            self._take_call(node)
+            self._take_call(node, how)
 
     def _take_from(self, node: ast.ImportFrom, how: int) -> None:
         if node.level:  # a module beside the script
@@ -84,16 +96,17 @@ class Script:
         if module != "distboot":
             self.add([module], how)
             return
-        names = {alias.name for alias in node.names}
+        names = set(map(_NAME, node.names))
         self.calls_init |= not names.isdisjoint(_FORMS_JOB)
 
-    def _take_call(self, node: ast.Call) -> None:
+    def _take_call(self, node: ast.Call, how: int) -> None:
         dotted = _dotted(node.func)
         _, _, name = dotted.rpartition(".")
         given = [*node.args, *node.keywords]
-        self.called.add(name)
+        called = self._by_way[how]
+        called.add(name)
         if not given:
-            self.called.add(f"{dotted}()")
+            called.add(f"{dotted}()")
         dashes = _DASHES.get(name.lower())
         if dashes is not None:
             texts = _texts(node.args)
@@ -129,6 +142,8 @@ def script_of(text: str) -> Script:
     left: list[tuple[ast.AST, int]] = [(tree, _NEEDED)]
     while left:
         node, how = left.pop()
+        if how == _NEVER:
+            continue
         found.take(node, how)
         for child in ast.iter_child_nodes(node):
             left.append((child, max(how, _how_below(node, child))))
@@ -144,7 +159,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _how_below(node: ast.AST, child: ast.AST) -> int:
-    """How a script imports what is below a statement."""
+    """How a script imports and calls what is below a node."""
     if isinstance(node, ast.If) and child in node.body:
         return _how_if(node.test)
     kind = type(node).__name__
@@ -152,7 +167,7 @@ def _how_below(node: ast.AST, child: ast.AST) -> int:
 
 
 def _how_if(test: ast.expr) -> int:
-    """How a script imports what is below `if` and this condition."""
+    """How a script imports and calls what is below `if` and this condition."""
     match test:
         case ast.Compare(
             left=ast.Name(id="__name__"),
@@ -160,6 +175,8 @@ def _how_if(test: ast.expr) -> int:
             comparators=[ast.Constant(value="__main__")],
         ):
             return _NEEDED
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return _NEVER
     return _LATER
 
 

@@ -26,6 +26,7 @@ NO_VARIABLES = {
         f"HOROVOD_WITH_{name}": "a flag of its build"
         for name in ("GLOO", "MPI", "PYTORCH", "TENSORFLOW")
     },
+    "TYPE_CHECKING": "a condition in scripts, of typing",
     "THREAD_": "the beginning of MPI's levels of threading",
     "MASTER_": "the beginning of a line in a message",
     "HOROVOD_": "the beginning of a name whose end is a number's",

@@ -133,45 +133,62 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "before", "named"),
+    ("text", "before", "starts"),
     [
-        ("import horovod.torch as hvd", (), "horovod"),
-        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", (), "tensorflow"),
-        ("jax.distributed.initialize()", (), "jax"),
-        ("import horovod.torch as hvd", ("--framework", "none"), None),
-        ("import distboot\n    import horovod.torch as hvd", (), None),
-        ("pass  # import horovod", (), None),
-        ("'values that come from horovod'", (), None),
-        ('"""Note: from horovod this differs\n    """', (), None),
-        ("import torch as t, horovod.torch as hvd", (), "horovod"),
-        ("import os; from horovod import torch", (), "horovod"),
-        ("try: import horovod.torch as hvd\n    except ImportError: pass", (), "horovod"),
-        ("x = 'a'; import horovod.torch as hvd", (), "horovod"),
-        ('"""\n    import distboot\n    """; import horovod.torch as hvd', (), "horovod"),
-        ('"""\n    import horovod\n    """', (), None),
-        ("from distboot import detect\n    import horovod.torch as hvd", (), "horovod"),
-        ("from distboot import init\n    import horovod.torch as hvd", (), None),
-        ("from .distboot import init\n    import horovod.torch as hvd", (), "horovod"),
-        ("import horovod.torch as hvd", ("--", sys.executable), "horovod"),
-        ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
+        ("import horovod.torch as hvd", (), "starts horovod"),
+        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", (), "starts tensorflow"),
+        ("jax.distributed.initialize()", (), "starts jax"),
+        ("import horovod.torch as hvd", ("--framework", "none"), ""),
+        ("import distboot\nimport horovod.torch as hvd", (), ""),
+        ("pass  # import horovod", (), ""),
+        ("'values that come from horovod'", (), ""),
+        ('"""Note: from horovod this differs\n"""', (), ""),
+        ("import torch as t, horovod.torch as hvd", (), "starts horovod"),
+        ("import os; from horovod import torch", (), "starts horovod"),
+        ("x = 'a'; import horovod.torch as hvd", (), "starts horovod"),
+        ('"""\nimport distboot\n"""; import horovod.torch as hvd', (), "starts horovod"),
+        ('"""\nimport horovod\n"""', (), ""),
+        ("from distboot import detect\nimport horovod.torch as hvd", (), "starts horovod"),
+        ("from distboot import init\nimport horovod.torch as hvd", (), ""),
+        ("from .distboot import init\nimport horovod.torch as hvd", (), "starts horovod"),
+        ("import horovod.torch as hvd", ("--", sys.executable), "starts horovod"),
+        (
+            "import horovod.torch as hvd",
+            ("--", "python3", "-u", "-W", "ignore"),
+            "starts horovod",
+        ),
+        ("if __name__ == '__main__':\n    import horovod.torch", (), "starts horovod"),
+        ("if args.horovod:\n    import horovod.torch as hvd", (), "may start horovod"),
+        ("if TYPE_CHECKING:\n    import horovod.torch", (), ""),
+        ("if typing.TYPE_CHECKING:\n    import horovod.torch", (), ""),
+        (
+            "if TYPE_CHECKING:\n    import distboot\nimport horovod.torch as hvd",
+            (),
+            "starts horovod",
+        ),
+        ("try: import horovod.x\nexcept ImportError: hvd = None", (), "may start horovod"),
+        ("def main():\n    jax.distributed.initialize()", (), "may start jax"),
+        ("main = lambda: jax.distributed.initialize()", (), "may start jax"),
+        ("args.jax and jax.distributed.initialize()", (), "may start jax"),
+        ("jax.distributed.initialize() if args.jax else None", (), "may start jax"),
     ],
 )
 def test_script_whose_ranks_train_apart_is_warned_of(
-    run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], named: str | None
+    run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], starts: str
 ) -> None:
-    ended = run_ranks(f"if False:\n    {text}\n", "--epochs", "3", before=(*WRAPPER, *before))
+    ended = run_ranks(f"raise SystemExit\n{text}\n", "--epochs", "3", before=(*WRAPPER, *before))
     script = tmp_path / "train.py"
     command = f"-- python {script}" if "--" in before else str(script)
     said = (
-        f"warning: {script} starts {named}, which reads variables of its own, and "
+        f"warning: {script} {starts}, which reads variables of its own, and "
         "without them each rank trains separately: "
-        f"python -m distboot run --framework {named} {command}\n"
+        f"python -m distboot run --framework {starts.rpartition(' ')[2]} {command}\n"
     )
     assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
-        (0, bool(named)),
+        (0, bool(starts)),
         (0, 0),
     ], ended
-    assert (said in ended[0].err) == bool(named)
+    assert (said in ended[0].err) == bool(starts)
 
 
 _IMPORT = "from mpi4py import MPI\n"
@@ -235,7 +252,7 @@ def test_framework_mpi_without_mpi_is_refused(distboot: Run, environ: dict[str, 
 def test_ranks_training_apart_on_one_node_are_warned(
     distboot: Run, count: str, target: str, is_said: bool
 ) -> None:
-    script = "if False:\n    import horovod.torch as hvd\n"
+    script = "raise SystemExit\nimport horovod.torch as hvd\n"
     words = target.split()
     done = distboot("run", "--nproc-per-node", count, *words, train=script)
     remedy = (
