@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -87,7 +86,10 @@ class Parser(argparse.ArgumentParser):
             name, _, value = word.partition("=")
             if value == "--" and name in self._option_string_actions:
                 self.error(f"argument {name}: expected one argument")
-        return super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
+        # The value of an unknown option may be a secret, and other ranks print the error, too
+        names = [word.partition("=")[0] for word in unknown]
+        return options, names
 
     def format_help(self) -> str:
         self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
@@ -97,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         hint = f"{self.prog} --help"
         problem, _, words = message.partition(": ")
         if problem == "unrecognized arguments":
-            option = re.split("[= ]", words)[0]
+            option = words.partition(" ")[0]
             hint = self._hint_for(option) or hint
         raise DistbootError(
             "usage",

@@ -275,6 +275,15 @@ def test_password_in_a_word_is_not_repeated(distboot: Run, words: list[str]) -> 
     assert "hunter2" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", [[], ["run"], ["show"]])
+def test_value_of_an_unknown_option_is_not_repeated(distboot: Run, command: list[str]) -> None:
+    done = distboot(*command, "--api-key=sk-123 hunter2", "x.py")
+    assert done.returncode == 2
+    assert "error[usage]: unrecognized arguments: --api-key" in done.stderr
+    assert "sk-123" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_python_without_a_module_says_so(distboot: Run) -> None:
     done = distboot("run", "--nproc-per-node", "2", "--", sys.executable, "-m")
     assert (done.returncode, "Argument expected for the -m option" in done.stderr) == (2, True)
