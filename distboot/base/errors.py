@@ -122,6 +122,11 @@ class DistbootError(Exception):
     __module__ = "distboot"
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
+        from .text import without_secret  # here, as most processes raise none
+
+        # What a user gives in place of a valid value may be the secret
+        message = without_secret(message)
+        hint = without_secret(hint)
         self.code: str = code
         self.message: str = message
         self.hint: str = hint

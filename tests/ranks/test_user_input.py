@@ -284,6 +284,24 @@ def test_value_of_an_unknown_option_is_not_repeated(distboot: Run, command: list
     assert "hunter2" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["-m", "distboot", "run", "--grace", "hunter2", "--", "true"], {}),
+        (["-m", "distboot", "run", "--", "true"], {"DISTBOOT_GRACE": "hunter2"}),
+        (["-c", f"{_INIT}distboot.init('none')"], {"DISTBOOT_GRACE": "hunter2"}),
+    ],
+    ids=["option", "variable", "init"],
+)
+def test_secret_given_as_a_value_is_not_repeated(
+    run: Run, words: list[str], variables: dict[str, str]
+) -> None:
+    done = run(sys.executable, *words, env={"DISTBOOT_SECRET": "hunter2", **variables})
+    assert done.returncode != 0
+    assert "='***' is not a valid number of seconds" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_python_without_a_module_says_so(distboot: Run) -> None:
     done = distboot("run", "--nproc-per-node", "2", "--", sys.executable, "-m")
     assert (done.returncode, "Argument expected for the -m option" in done.stderr) == (2, True)
