@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 from importlib import import_module
 
-from ..base.errors import DistbootError, printed
+from ..base.errors import DistbootError
 from ..base.version import __version__
 from ..detection.local_rank_option import without_local_rank
 from .commands import COMMANDS, help_text
-from .output import emit, write
+from .output import emit, show_error
 
 _ASKS_FOR_HELP = {"-h", "--help"}
 _VERSION = {"-V", "--version", "version"}
@@ -30,13 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        # If standard error is full or closed, the exit code is all that there is
-        with suppress(OSError, AttributeError):
-            write(sys.stderr, _colored(printed(error)))
-        with suppress(OSError):  # no file left, also for the module
-            from ..agent import platform_log  # here, as it is rarely needed
-
-            platform_log.write(str(error))
+        show_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         from .signals import end_by_interrupt
@@ -44,16 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
         return end_by_interrupt()
     except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
-
-
-def _colored(text: str) -> str:
-    """The lines of an error, with its first one in color on a terminal."""
-    if not sys.stderr.isatty():
-        return text
-    from ..base.terminal import painted  # here, as most processes have none
-
-    first, line_end, rest = text.partition("\n")
-    return f"{painted(first, 'error')}{line_end}{rest}"
 
 
 def _dispatch(arguments: list[str]) -> int:

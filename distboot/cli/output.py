@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, printed
 
 
 def emit(text: str) -> None:
@@ -32,3 +33,24 @@ def write(stream: TextIO, text: str) -> None:
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
+
+
+def show_error(error: DistbootError) -> None:
+    """Print an error on standard error, and write it where the platform shows it."""
+    # If standard error is full or closed, the exit code is all that there is
+    with suppress(OSError, AttributeError):
+        write(sys.stderr, _colored(printed(error)))
+    with suppress(OSError):  # no file left, also for the module
+        from ..agent import platform_log  # here, as it is rarely needed
+
+        platform_log.write(str(error))
+
+
+def _colored(text: str) -> str:
+    """The lines of an error, with its first one in color on a terminal."""
+    if not sys.stderr.isatty():
+        return text
+    from ..base.terminal import painted  # here, as most processes have none
+
+    first, line_end, rest = text.partition("\n")
+    return f"{painted(first, 'error')}{line_end}{rest}"

@@ -1,4 +1,7 @@
-"""What the wrapper refuses before its rank joins: the ranks that have joined learn of it, too."""
+"""What the wrapper refuses before its rank joins: the ranks that have joined learn of it, too.
+
+To tell them may take seconds, in which a signal may end this process: it prints the error first.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import contextmanager, suppress
 from ..base.errors import DistbootError
 from ..detection.here import detect_here
 from .nproc_per_node import count_of
+from .output import show_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,31 +25,33 @@ _OF_PLACEMENT = ("--launcher", "--nproc", "--nnodes", "--node", "--master", "--r
 
 @contextmanager
 def told_of_options(words: list[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Tell an error of this block, in which the options are not known, if the rank is."""
+    """Print and tell an error of this block, in which the options are not known, if the rank is."""
     per_node = environ.get("DISTBOOT_NPROC_PER_NODE")
     try:
         yield
     except DistbootError as error:
+        show_error(error)
         if not per_node and not any(word.startswith(_OF_PLACEMENT) for word in words):
             with suppress(DistbootError):
                 _tell(error, detect_here(environ), environ)
-        raise
+        raise SystemExit(error.exit_code) from None
 
 
 @contextmanager
 def told_errors(
     options: SimpleNamespace, placement: Placement, environ: Mapping[str, str]
 ) -> Iterator[None]:
-    """Tell an error of this block."""
+    """Print and tell an error of this block."""
     try:
         yield
     except DistbootError as error:
+        show_error(error.of(placement.who))
         with suppress(DistbootError):
             ranks = 0
             if options.nproc_per_node:
                 ranks = count_of(options.nproc_per_node, placement, environ)
             _tell(error, placement, environ, ranks)
-        raise
+        raise SystemExit(error.exit_code) from None
 
 
 def _tell(

@@ -490,3 +490,31 @@ def test_invalid_option_of_one_rank_ends_all(run: Run, port: int, name: str, ran
     assert [each.returncode for each in both] == [code, code]
     for each in both:
         assert reason in each.stderr
+
+
+@pytest.mark.parametrize("name", ["value", "option"])
+def test_invalid_option_is_printed_before_others_learn(
+    run: Run, clean_env: dict[str, str], port: int, name: str
+) -> None:
+    options, _, code, reason = INVALID[name]
+    job = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "DISTBOOT_JOIN_TIMEOUT": "20",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    with subprocess.Popen(
+        [*WRAPPER, *options, "--", "true"],
+        env={**clean_env, **job, "RANK": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as rank_1:
+        assert rank_1.stderr is not None
+        first = rank_1.stderr.readline()
+        rank_0 = run(*WRAPPER, "--", "true", env={**job, "RANK": "0"})
+        rest = rank_1.stderr.read()
+    assert (rank_0.returncode, rank_1.returncode) == (code, code)
+    assert reason in first
+    assert "error[" not in rest
+    assert reason in rank_0.stderr
