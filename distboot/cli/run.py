@@ -54,10 +54,6 @@ def run(words: list[str]) -> int:
         options, given = parse(words, environ)
     placement = _placement(options, given, environ)
     warn_of_unknown(environ, placement.rank, placement.who)
-    if not placement.has_launcher:
-        from ..startup.launcher_above import warn_of_launcher_above  # here, as most have one
-
-        warn_of_launcher_above(placement, environ, options.launcher)
     with with_rank(placement.who):
         with told_errors(options, placement, environ):
             launch = _checked(options, given, placement, environ)
@@ -99,7 +95,7 @@ def _placement(
     options: SimpleNamespace, given: list[str], environ: MutableMapping[str, str]
 ) -> Placement:
     try:
-        return detect_here(environ, launcher=options.launcher)
+        placement = detect_here(environ, launcher=options.launcher)
     except DistbootError as error:
         torchrun_options.refuse_unnumbered(options, error)
         if error.code not in _NO_RANK:
@@ -108,8 +104,14 @@ def _placement(
         is_told_of_nodes = nested is not None and nested.is_told_of_nodes
         if not is_told_of_nodes:
             raise
-    # The launcher numbers the ranks, and this process is none
-    return detect_here(environ, launcher=OFF)
+        # The launcher numbers the ranks, and this process is none
+        return detect_here(environ, launcher=OFF)
+    if not placement.has_launcher:
+        # Here, as most processes have a launcher
+        from ..startup.launcher_above import warn_of_launcher_above
+
+        warn_of_launcher_above(placement, environ, options.launcher)
+    return placement
 
 
 def _refuse_binding(inner: Nested, kind: str) -> None:

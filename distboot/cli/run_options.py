@@ -170,14 +170,15 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
 
 
 def _nproc_per_node(options: SimpleNamespace, environ: Mapping[str, str]) -> str | None:
-    """What the option gives, or else the variable."""
+    """The value of --nproc-per-node, or else of DISTBOOT_NPROC_PER_NODE."""
     try:
         found: str | None = settings.value_of(
             "DISTBOOT_NPROC_PER_NODE", environ, options.nproc_per_node
         )
     except DistbootError:
-        # The other settings are read later: without this they would be refused in a second attempt
-        settings.refuse_invalid(environ, list(overriding(options)))
+        # The other variables are read later, and would be refused in a second attempt
+        if options.nproc_per_node is None:
+            settings.refuse_invalid(environ, list(overriding(options)))
         raise
     return found
 

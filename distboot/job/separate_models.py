@@ -51,11 +51,11 @@ _TEXTS = {
     ),
     JAX: (
         "JAX was started on each as in a job of one process; call jax.distributed.initialize() "
-        "first, and python -m distboot run --framework jax, which sets its variables"
+        "first, and start with python -m distboot run --framework jax, which sets its variables"
     ),
     TENSORFLOW: (
-        "no strategy of TensorFlow connects them; use MultiWorkerMirroredStrategy, and python -m "
-        "distboot run --framework tensorflow, which sets its variables"
+        "no strategy of TensorFlow connects them; use MultiWorkerMirroredStrategy, and start "
+        "with python -m distboot run --framework tensorflow, which sets its variables"
     ),
 }
 
@@ -69,7 +69,7 @@ class SeparateModelsService(Service):
         self._reasons: dict[int, str] = {}  # by rank
         self._warn_at = inf
         self._has_warned = False
-        self._are_separate = False  # whether some ranks do so, as recorded last
+        self._are_separate = False  # by the last record
 
     def tick(self, now: float) -> None:
         """Warn, if others had their time to report."""
@@ -129,9 +129,10 @@ class SeparateModelsService(Service):
             self._emit(Record("separate_models", None, details))
         elif self._are_separate:
             self._are_separate = False
+            self._has_warned = False
             self._emit(Record("separate_models_over", None, {}))
             over = Say(
-                "something connects the ranks: they no longer train separately",
+                "the warning of separate training no longer holds: the ranks have a way to connect",
                 event="separate_models_over",
             )
             self._emit(over)

@@ -222,7 +222,7 @@ GROUPS = (
                 ("sys.meta_path for torch.distributed.distributed_c10d",),
             ),
             Patch(
-                "`sys.meta_path`, twice more",
+                "`sys.meta_path`, two more entries",
                 "notices that the script imports TensorFlow or JAX, and finds nothing itself",
                 _BELOW_WRAPPER,
                 _DETECTION,

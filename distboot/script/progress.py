@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 KIND = "progress"
 SEPARATE_MODEL = "separate_model"
 _MODULE = "torch.distributed.distributed_c10d"
-# Frameworks other than torch, whose scripts may train a model on each rank
-_OTHERS = ("tensorflow", "jax")
+# Frameworks that count no collective operations, whose scripts may train a model on each rank
+_OTHER_FRAMEWORKS = ("tensorflow", "jax")
 _INTERVAL = 2.0  # seconds between two counts
-# That are reported, and that ranks are compared by. An operation of any other group moves its rank, too
+# That one report has, by which ranks are compared. An operation of another group leads to a report, too,
+# so that its rank moves
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
 _LARGEST = (1 << 63) - 1
@@ -63,7 +64,7 @@ def install() -> None:
         return
     crash_hooks.when_imported(_MODULE, _start)  # before that there is nothing to count
     if _is_of_wrapper:
-        for framework in _OTHERS:
+        for framework in _OTHER_FRAMEWORKS:
             crash_hooks.when_imported(framework, _start)
 
 
@@ -90,7 +91,7 @@ def _groups() -> list[Any]:
 
 
 def _shared_groups() -> list[Any]:
-    """Those of several processes."""
+    """Those of several ranks: one rank alone shares nothing."""
     return [group for group in _groups() if group.size() > 1]
 
 
@@ -131,20 +132,21 @@ def _watch_for_separate_model() -> None:
     while not model.is_over:
         time.sleep(_INTERVAL)
         _report()
-        _look_at(model)
+        with suppress(Exception):  # a group that is being destroyed
+            _look_at(model)
 
 
 def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
     from . import training
 
-    place = training.place()
+    stack = training.training_stack()
     groups = _shared_groups()
     reason = model.look(
         counts(groups),
         time.monotonic(),
-        place=place,
-        trains=bool(place) or training.has_gradient_of_jax() or training.is_in_compiled(),
+        stack=stack,
+        trains=bool(stack) or training.has_gradient_of_jax() or training.is_in_compiled(),
         groups=len(groups),
     )
     if reason is not None:

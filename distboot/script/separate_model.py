@@ -13,9 +13,9 @@ trains as many models as there are ranks. So a thread that looks at the process 
     Horovod, MPI, JAX or TensorFlow, or a library that  |
     is not looked into                                  |
 
-A script that stays at one instruction waits for a rank that hangs, in a collective operation that it
-has begun before. Any collective operation counts: one at the end of each epoch, of a script that does not wrap its model,
-ends the looks. Each private name of a framework is read as what may be missing: then nothing is
+A rank that stays at one instruction is not reported: it may wait for a rank that hangs, in a collective
+operation that has begun before. Any later collective operation ends the looks, even one at the end of
+each epoch of a script that does not wrap its model. Each private name of a framework is read as what may be missing: then nothing is
 reported.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from .training import has_gradient_of_jax
+from .training import can_see_gradients_of_jax, has_gradient_of_jax
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MPI = "mpi"
 TENSORFLOW = "tensorflow"
 JAX = "jax"
 # What may be meant: stages that send to each other, or gradients that train nothing
-DOUBTFUL = (NO_COLLECTIVE, JAX)
+DOUBTFUL = (NO_COLLECTIVE, JAX, TENSORFLOW)
 
 _LEAST_LOOKS = 3  # at which the script trained
 _WITHOUT_WORLD = 10.0  # seconds
@@ -70,8 +70,8 @@ class SeparateModel:
         self._counts = counts  # of collective operations, as the training began
         self._began = now
         self._looks = 0  # at which the script trained
-        self._moves = 0  # looks at which it was elsewhere than at the look before
-        self._place = ""
+        self._moves = 0  # looks at which the stack differed from the one before
+        self._stack = ""
         self._reported: str | None = None
 
     def look(
@@ -80,7 +80,7 @@ class SeparateModel:
         now: float,
         *,
         trains: bool,
-        place: str,
+        stack: str,
         groups: int,
     ) -> str | None:
         """What to report; None: nothing new.
@@ -89,12 +89,12 @@ class SeparateModel:
             counts: of collective operations, by process group of torch of several processes.
             now: the time.
             trains: whether the script trains at this moment.
-            place: where it does.
+            stack: of the thread that trains, which shows whether it moves; empty: none trains.
             groups: how many of these groups there are.
         """
         self._looks += trains
-        self._moves += place != self._place
-        self._place = place
+        self._moves += stack != self._stack
+        self._stack = stack
         has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
         ways = (
@@ -102,11 +102,13 @@ class SeparateModel:
             len(counts) < groups,  # a backend does not count
             max(sizes.values()) > 1,
             _is_left_alone(has_groups),
-            _keras_backend() == JAX and not sizes[JAX],  # which is another version
+            _keras_backend() == JAX and not can_see_gradients_of_jax(),
         )
         if any(ways):
             self.is_over = True
             return self._report(CONNECTED)
+        if _keras_backend() == JAX and not sizes[JAX]:  # its first batch is compiled yet
+            return None
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE
         looks = min(self._looks, self._moves)
@@ -168,7 +170,7 @@ def _size_of_horovod() -> int:
 
 
 def _size_of_module(name: str) -> int:
-    """What the `size` of a module says.
+    """The world size by one of these modules.
 
     Raises:
         KeyError: it was not imported.

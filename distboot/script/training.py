@@ -5,9 +5,9 @@
     torch      | the backward pass, or a step of an optimizer
     Keras      | `fit`, with any backend
     TensorFlow | `gradient` of a `GradientTape`; in a `tf.function` only while it is compiled
-    JAX        | it has no such function: from its first gradient on, which it compiles once
 
-A thread that compiles for torch does not train: the first pass may take minutes for it.
+JAX shows no training in the stacks: it counts as training from its first gradient on, which its cache
+of gradients records. A thread that compiles for torch does not train: the first pass may take minutes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ if TYPE_CHECKING:
 _TRAINS = re.compile(
     r"^\d+ (backward .*torch/autograd/__init__\.py"
     r"|\w+ .*torch/optim/optimizer\.py"
-    r"|fit .*keras/.*"  # or tf_keras
+    r"|fit .*/(tf_)?keras/src/.*"
     r"|gradient .*tensorflow/python/eager/backprop\.py)$",
     re.MULTILINE,
 )
 # What it has compiled is called below other files of torch/_inductor
 _COMPILES = re.compile(r"torch/_inductor/compile_fx\.py")
-# In which TensorFlow calls what `tf.function` has compiled
+# The file in which a compiled `tf.function` is called
 _IN_COMPILED = re.compile(
     r"tensorflow/python/eager/polymorphic_function/polymorphic_function\.py$", re.MULTILINE
 )
 
+_OF_JAX = "jax._src.interpreters.ad"
+_has_seen_gradient = False  # `jax.clear_caches()` forgets them
+
 
 def trains() -> bool:
     """Whether a thread trains, or JAX has made a gradient."""
-    return bool(place()) or has_gradient_of_jax()
+    return bool(training_stack()) or has_gradient_of_jax()
 
 
-def place() -> str:
-    """Where a thread trains, the same as long as it is at one instruction; empty: none does."""
+def training_stack() -> str:
+    """That of a thread that trains, the same as long as it is at one instruction; empty: none does."""
     training = filter(_TRAINS.search, _stacks())
     running = filterfalse(_COMPILES.search, training)
     return next(running, "")
@@ -60,10 +63,17 @@ def has_gradient_of_jax() -> bool:
 
     Its cache of these says so (JAX 0.9 and 0.10).
     """
+    global _has_seen_gradient  # noqa: PLW0603 - one process
     with suppress(Exception):  # it was not imported, or is another version
-        gradients: Any = sys.modules["jax._src.interpreters.ad"]
-        return bool(gradients._linearize_jaxpr.cache_info().misses)  # noqa: SLF001
-    return False
+        gradients: Any = sys.modules[_OF_JAX]
+        misses = gradients._linearize_jaxpr.cache_info().misses  # noqa: SLF001
+        _has_seen_gradient |= misses > 0
+    return _has_seen_gradient
+
+
+def can_see_gradients_of_jax() -> bool:
+    """Whether this JAX has the cache that `has_gradient_of_jax` reads."""
+    return hasattr(sys.modules.get(_OF_JAX), "_linearize_jaxpr")
 
 
 def _stacks() -> list[str]:

@@ -117,7 +117,8 @@ def test_one_inside_the_other(run: Run, who: str, command: list[str], env: dict[
 
 
 STRIPPED = ["bash", "-c", 'exec env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" "$@"', "-"]
-ALONE = [PYTHON, "-c", "import distboot; distboot.init('none')"]
+SHOW = "import distboot; ctx = distboot.init('none'); print(f'{ctx.rank} of {ctx.world_size}')"
+ALONE = [PYTHON, "-c", SHOW]
 
 
 @needs_mpirun
@@ -134,14 +135,16 @@ def test_stripped_variables_of_a_launcher_are_named(
 ) -> None:
     done = run(*command)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("0 of 1") == 2
     warning = (
-        rf"distboot: warning: {name} \(process \d+\) has started this process, and none of its"
+        rf"distboot: warning: this process runs below {name} \(process \d+\), and has none of its"
     )
     assert len(re.findall(warning, done.stderr)) == 2, done.stderr
 
 
 @needs_mpirun
 def test_process_meant_to_be_alone_is_not_warned(run: Run) -> None:
-    assert "has started this process" not in run(*MPIRUN_1, *WRAPPED, "--", *ALONE).stderr
-    alone = [*MPIRUN_1, *STRIPPED, "env", "DISTBOOT_LAUNCHER=none", *ALONE]
-    assert "has started this process" not in run(*alone).stderr
+    done = run(*MPIRUN_1, *STRIPPED, "env", "DISTBOOT_LAUNCHER=none", *ALONE)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 1" in done.stdout
+    assert "this process runs below" not in done.stderr

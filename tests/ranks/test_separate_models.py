@@ -23,14 +23,14 @@ def goes_on():
 # Nearly all of the time in the backward pass, and without a processor
 TRAIN = """
 {start}
-import time
+import random, time
 import torch
 from until import goes_on
 
 model = torch.nn.Linear(2, 1)
 while goes_on():
     output = model(torch.ones(2)).sum()
-    output.register_hook(lambda _: time.sleep(2))
+    output.register_hook(lambda _: time.sleep(random.uniform(0.5, 1.5)))
     output.backward()
     {reduce}
 """
@@ -154,7 +154,7 @@ def test_script_without_a_group_is_named(trained: Train) -> None:
 
 @needs_torch
 @pytest.mark.all
-def test_group_of_one_rank_is_none(trained: Train) -> None:
+def test_group_of_one_rank_connects_nothing(trained: Train) -> None:
     reduce = "torch.distributed.all_reduce(model.weight.grad)"
     said = trained(TRAIN.format(start=OWN_WORLD, reduce=reduce))
     assert "ranks 0-1 train separately: no process group of torch connects them" in said
@@ -203,7 +203,7 @@ def test_horovod_in_a_module_is_named(trained: Train, tmp_path: Path) -> None:
 @needs("tensorflow")
 @pytest.mark.all
 @pytest.mark.parametrize(
-    ("framework", "epochs", "is_named"), [("torch", 1000, True), ("tensorflow", 100, False)]
+    ("framework", "epochs", "is_named"), [("torch", 600, True), ("tensorflow", 100, False)]
 )
 def test_strategy_in_a_module_is_named(
     trained: Train, tmp_path: Path, framework: str, epochs: int, is_named: bool
@@ -218,7 +218,9 @@ def test_strategy_in_a_module_is_named(
 @needs("tensorflow")
 @pytest.mark.all
 def test_compiled_gradient_tape_is_named(trained: Train) -> None:
-    warning = "warning: ranks 0-1 train separately: no strategy of TensorFlow connects them; use"
+    warning = (
+        "warning: ranks 0-1 may train separately: no strategy of TensorFlow connects them; use"
+    )
     assert warning in trained(TAPE)
 
 
@@ -226,7 +228,7 @@ def test_compiled_gradient_tape_is_named(trained: Train) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize(
     ("start", "seconds", "is_named"),
-    [("", 150, True), (TOGETHER, 20, False)],
+    [("", 150, True), (TOGETHER, 30, False)],
     ids=["alone", "together"],
 )
 def test_gradients_of_jax_are_named(

@@ -19,7 +19,7 @@ TENSORFLOW = separate_model.TENSORFLOW
 
 RECORDED = "record: separate_models"
 OVER = [
-    "say: something connects the ranks: they no longer train separately",
+    "say: the warning of separate training no longer holds: the ranks have a way to connect",
     "record: separate_models_over",
 ]
 
@@ -70,7 +70,8 @@ TABLE: dict[str, list[Row]] = {
         (reports(2, CONNECTED), OVER),
         (reports(3, CONNECTED), []),
         (reports(2), []),
-        (reports(3), [RECORDED]),
+        (reports(3), []),
+        (Wait(30), [warning("ranks 2-3"), RECORDED]),
     ],
     "a rank that has ended is not waited for": [
         (reports(0), []),
@@ -132,8 +133,8 @@ def looks(
     found = []
     for number in range(1, times + 1):
         now = number * 2.0
-        place = str(number * moves)
-        reason = model.look(counts, now, trains=True, place=place, groups=groups)
+        stack = str(number * moves)
+        reason = model.look(counts, now, trains=True, stack=stack, groups=groups)
         if reason is not None:
             found.append((now, reason))
     return found
@@ -145,16 +146,16 @@ def test_script_without_a_group_is_reported_once() -> None:
 
 def test_one_step_is_no_training() -> None:
     model = separate_model.SeparateModel({}, 0.0)
-    found = [model.look({}, now, trains=now < 4, place="", groups=0) for now in range(2, 100)]
+    found = [model.look({}, now, trains=now < 4, stack="", groups=0) for now in range(2, 100)]
     assert set(found) == {None}
 
 
 def test_unused_group_is_reported_after_a_minute() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
     times = (2.0, 30.0, 58.0, 60.0, 62.0)
-    found = [model.look({"0": 7}, now, trains=True, place=str(now), groups=1) for now in times]
+    found = [model.look({"0": 7}, now, trains=True, stack=str(now), groups=1) for now in times]
     assert found == [None, None, None, NO_COLLECTIVE, None]
-    assert model.look({"0": 8}, 64.0, trains=True, place="", groups=1) == CONNECTED
+    assert model.look({"0": 8}, 64.0, trains=True, stack="", groups=1) == CONNECTED
     assert model.is_over
 
 
@@ -165,14 +166,14 @@ def test_rank_that_hangs_is_not_reported() -> None:
 def test_new_group_alone_connects_nothing() -> None:
     model = separate_model.SeparateModel({}, 0.0)
     found = [
-        model.look({"0": 0}, now, trains=True, place=str(now), groups=1) for now in range(2, 80, 2)
+        model.look({"0": 0}, now, trains=True, stack=str(now), groups=1) for now in range(2, 80, 2)
     ]
     assert set(found) == {None, NO_COLLECTIVE}
 
 
 def test_collective_operations_end_the_look() -> None:
     model = separate_model.SeparateModel({"0": 7}, 0.0)
-    assert model.look({"0": 9}, 2.0, trains=True, place="", groups=1) == CONNECTED
+    assert model.look({"0": 9}, 2.0, trains=True, stack="", groups=1) == CONNECTED
     assert model.is_over
 
 
@@ -228,8 +229,14 @@ def test_started_module_of_horovod_counts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_jax_of_one_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = SimpleNamespace(num_processes=1)
     fake(monkeypatch, "jax._src.distributed", global_state=alone)
-    gradients = SimpleNamespace(cache_info=lambda: SimpleNamespace(misses=1))
+    cache = SimpleNamespace(misses=0)
+    gradients = SimpleNamespace(cache_info=lambda: cache)
     fake(monkeypatch, "jax._src.interpreters.ad", _linearize_jaxpr=gradients)
+    fake(monkeypatch, "keras", backend=SimpleNamespace(backend=lambda: "jax"))
+    assert looks(times=40) == [], "its first batch is compiled yet"
+    cache.misses = 1
+    assert looks(times=40) == [(10.0, JAX)]
+    cache.misses = 0  # by `jax.clear_caches()`
     fake(monkeypatch, "tensorflow.python.eager.context", **of_tensorflow(None))  # for its data
     assert looks(times=40) == [(10.0, JAX)]
     alone.num_processes = 2
