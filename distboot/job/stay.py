@@ -35,6 +35,8 @@ def of_rank_0(facts: Facts) -> float:
     is_failure = cause is not None and cause.is_failure
     is_alone = not any(map(_is_reachable, facts.members.values()))
     told_all = concluded + facts.settings.grace + _RANK_0_TELLS
+    # After a signal rank 0 may save a checkpoint first, and another rank a little longer
+    lingers = min(ended + _LINGER, told_all)
     return first_that_holds(
         (not facts.detects, ended),
         (is_open and bool(facts.reports), inf),  # it is being decided
@@ -42,7 +44,7 @@ def of_rank_0(facts: Facts) -> float:
         (is_open and facts.may_restart, inf),
         (is_open, ended + _LINGER),
         (is_failure, max(told_all, ended)),
-        (True, max(concluded + _LINGER, ended)),
+        (True, max(lingers, concluded + _LINGER, ended)),
     )
 
 

@@ -163,6 +163,34 @@ if rank in (1, 2):
     assert job.codes() == [0, 0, 0, 0], job.output(0)
 
 
+# Rank 0's checkpoint takes longer than its agent waits for the others once that has been written
+FAILS_TO_SAVE = """
+while not ctx.preempted:
+    ready()
+    time.sleep(0.02)
+time.sleep(5.5 + rank)
+if rank == 1:
+    raise RuntimeError("disk full while saving")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
+@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+def test_save_that_fails_after_rank_0s_is_reported(start: Start, number: int, init: bool) -> None:
+    job = start(
+        ("" if init else BELOW) + FAILS_TO_SAVE,
+        ranks=2,
+        init=init,
+        DISTBOOT_STOP_SIGNALS="USR1",
+    )
+    job.all_ready()
+    job.send(0, number)
+    assert job.codes() == [0, 1] if init else [1, 1], job.output(0)
+    report = job.report()
+    assert [rank["exit_code"] for rank in report["ranks"]] == [0, 1]
+    assert "exit codes: 1 (job), 0 (rank 0), 1 (rank 1)" in job.output(0)
+
+
 def test_rank_that_never_reads_is_named(start_init: Start) -> None:
     # As with `if ctx.is_main and ctx.preempted:`
     script = """

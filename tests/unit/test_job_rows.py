@@ -617,6 +617,54 @@ def test_rank_that_begins_late_learns_who_prints() -> None:
     assert remind.speakers == {0, 2}
 
 
+SIGNALED: list[Event] = [is_terminated(1), Wait(1)]
+LINGER = 5.0  # seconds, as docs/explanation/failure-detection.md has them
+GRACE = SETTINGS.grace
+# What has happened, and for how many seconds after that rank 0's agent stays for the others
+STAYS: dict[str, tuple[list[Event], float]] = {
+    "rank 0 ended well": ([exits(0, WELL)], LINGER),
+    "all ended well": ([exits(rank, WELL) for rank in (1, 2, 3, 0)], 0.0),
+    "another rank failed": ([exits(2, CODE_3), exits(0, TERMINATED)], GRACE + 2.0),
+    "a signal ended rank 0, which saves nothing": (
+        [is_terminated(0), exits(0, TERMINATED), Wait(1)],
+        LINGER,
+    ),
+    "rank 0 saved after a signal": (
+        [*SIGNALED, Wait(7), exits(0, WELL)],
+        LINGER,
+    ),
+    "rank 0 had ended before the signal": (
+        [exits(0, WELL), Wait(3), *SIGNALED],
+        LINGER,
+    ),
+    "rank 0 saved for nearly as long as the grace": (
+        [*SIGNALED, Wait(GRACE - 1), exits(0, WELL)],
+        3.0,
+    ),
+    "rank 0 was killed after the grace": (
+        [*SIGNALED, Wait(GRACE + 3), exits(0, KILLED)],
+        0.0,
+    ),
+    "all others saved before rank 0": (
+        [
+            *SIGNALED,
+            *(exits(rank, WELL) for rank in (1, 2, 3)),
+            Wait(7),
+            exits(0, WELL),
+        ],
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "seconds"), STAYS.values(), ids=STAYS)
+def test_agent_of_rank_0_stays_for_others(events: list[Event], seconds: float) -> None:
+    job = PureJob(USUAL)
+    for event in events:
+        job.after(event)
+    assert job.job.stays_until() - job.now == pytest.approx(seconds)
+
+
 FILE = "64768:11"
 # By rank, where its agent prints; and the ranks whose agents print why all stop as rank 3 fails
 LOGS = {
