@@ -188,7 +188,7 @@ def startup_report(
         ranks.append(_rank(rank, places.get(rank, _NOWHERE), state, job))
     fields: dict[str, object] = {
         "outcome": "started",
-        "headline": _startup_headline(events, failure, missing),
+        "headline": _startup_headline(events, failure, missing, rounds),
         "hosts": _hosts(places),
         "unlisted": missing.unlisted,
         "ranks": ranks,
@@ -212,7 +212,7 @@ def _unready(events: Sequence[Event]) -> set[int]:
 
 
 def _startup_headline(
-    events: Sequence[Event], failure: StartFailure | None, missing: _Missing
+    events: Sequence[Event], failure: StartFailure | None, missing: _Missing, rounds: Rounds
 ) -> str:
     started = events[0].details
     if failure is None:
@@ -223,6 +223,11 @@ def _startup_headline(
     if not failure.is_stop:
         what = f"Round {started['round']}" if started.get("round") else "The job"
         return f"{what} did not start: {failure.text.splitlines()[0]}"
+    number = started.get("round", 0)
+    earlier = rounds_before(rounds, number)
+    if earlier:  # it was stopped while its ranks met again: why they had to is worth more
+        first = _as_sentence(earlier[-1]["text"])
+        return f"{first}; the job was stopped before restart {number}"
     during = f"The job was stopped while {ranks_said(missing.listed)}"
     return first_that_holds(
         (missing.total == 0, "The job was stopped early"),
@@ -421,8 +426,7 @@ def _headline(
 ) -> str:
     states = Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
-        text: str = job.root_cause.details["text"]
-        text = text[0].upper() + text[1:]
+        text = _as_sentence(job.root_cause.details["text"])
         if job.is_failure:
             text = "; ".join(filter(None, (text, _counts(states))))
         return text
@@ -432,6 +436,10 @@ def _headline(
         return f"{size}: no failure was seen; how {unknown} of them ended is not known"
     ended = "all ended" if membership.world_size > 1 else "ended"
     return f"{size}: {doubts.describe(events, ended) or f'{ended} well'}"
+
+
+def _as_sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _counts(states: Mapping[str, int]) -> str:

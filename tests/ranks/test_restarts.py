@@ -187,7 +187,7 @@ def test_job_is_stopped_between_rounds(start: Start) -> None:
     assert _STOPPED in job.output(0)
 
 
-def test_report_knows_stop_between_rounds(start: Start) -> None:
+def test_report_knows_stop_between_rounds(start: Start, distboot: Run) -> None:
     job = between_rounds(start)
     journal = job.folder / "report.jsonl"
     until(lambda: journal.read_text().count('"rendezvous_started"') == 2)
@@ -196,7 +196,12 @@ def test_report_knows_stop_between_rounds(start: Start) -> None:
     assert _STOPPED in job.output(0)
     report = job.report()
     assert report["outcome"] == "stopped"
-    assert [each["ranks"] for each in report["failed_rounds"]] == [[1]]
+    (failed,) = report["failed_rounds"]
+    assert failed["ranks"] == [1]
+    headline = f"R{failed['text'][1:]}; the job was stopped before restart 1"
+    assert report["headline"] == headline
+    recorded = distboot("report", str(journal)).stdout
+    assert recorded == f"summary: {headline}\n"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,6 +14,7 @@ from reported import NOON, Log, begun, join
 from distboot.base.errors import DistbootError
 from distboot.job.journal import line_of, read
 from distboot.job.messages import Phases
+from distboot.job.restarts import failed_round
 from distboot.rendezvous.events import (
     ClockOffset,
     Clocks,
@@ -271,6 +272,23 @@ def test_rank_that_left_while_joining_is_missing() -> None:
         log, None, StartFailure.from_error(DistbootError("missing-rank", "2 of 3")), NOON
     )
     assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
+
+
+def test_stop_before_restart_names_the_failure() -> None:
+    log = Log().at(
+        NOON, "rendezvous_started", launcher="openmpi", world_size=2, round=2, versions={}
+    )
+    log.at(NOON, "joined", 0, **join())
+    rounds = [
+        failed_round(
+            number, [1], f"rank 1 failed first: exit code {3 + number}", start=NOON, seconds=5
+        )
+        for number in range(2)
+    ]
+    stop = StartFailure.from_error(SystemExit(143))
+    report = startup_report(log, None, stop, NOON + 1, rounds)
+    headline = "Rank 1 failed first: exit code 4; the job was stopped before restart 2"
+    assert report["headline"] == headline
 
 
 def test_events_of_large_jobs_are_bounded_by_kind() -> None:
