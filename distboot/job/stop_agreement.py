@@ -48,6 +48,7 @@ class StopAgreement:
         self._most = 0  # reads of any rank
         self._end = inf  # when the time is over; inf: no stop is asked for
         self._lasts = False  # whether the stop also holds for the next context
+        self._has_begun = False  # whether the ranks have a context
 
     @property
     def due(self) -> float:
@@ -68,6 +69,11 @@ class StopAgreement:
     def is_read(self) -> bool:
         """Whether a script reads `ctx.preempted` at all, as far as is known."""
         return self._most > 0
+
+    @property
+    def may_be_read(self) -> bool:
+        """The same, or it may come to its first read."""
+        return self._has_begun or self.is_read
 
     def ask(self, now: float, *, lasts: bool = True) -> bool:
         """A rank is asked to stop; return whether it is the first: then all agents are asked."""
@@ -94,6 +100,7 @@ class StopAgreement:
 
         Return whether a stop is left, which is then at their first read.
         """
+        self._has_begun = True
         self._gone = set()
         self._most = 0
         self.missing = []
@@ -122,6 +129,7 @@ class StopService(Service):
         super().__init__(facts, emit)
         self._agreement = agreement
         self._why = ""
+        self._is_of_signal = False  # which ends a script that reads nothing
         self.handlers = {
             RequestStop: self._requested,
             Reads: self._counted,
@@ -162,6 +170,7 @@ class StopService(Service):
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
         if message.signal == TERM:
+            self._is_of_signal |= not self._agreement.is_asked
             request = RequestStop(signal_name(message.signal))
             self._requested(member, request, now)
 
@@ -186,6 +195,7 @@ class StopService(Service):
             self._why != "",
             self._agreement.read is not None,
             not self._facts.is_undecided,
+            not self._is_of_signal or self._agreement.may_be_read,
         )
         if all(is_due):
             self._describe()

@@ -190,6 +190,23 @@ time.sleep(50)
     assert "killed" not in ended[0][0], ended
 
 
+def test_stop_of_an_unmodified_script_names_no_read(start: Start) -> None:
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: until("end") or sys.exit(5))
+ready()
+until("never")
+"""
+    job = start(script, ranks=2, DISTBOOT_FAILURE_DETECTION="0", DISTBOOT_REPORT="job.jsonl")
+    job.all_ready()
+    job.processes[0].send_signal(signal.SIGTERM)
+    journal = job.folder / "job.jsonl"
+    until(lambda: '"stop_agreed"' in journal.read_text())
+    job.processes[1].send_signal(signal.SIGTERM)
+    job.touch("end")
+    assert job.codes(20) == [5, 5]
+    assert "ctx.preempted" not in job.output(0)
+
+
 FAILED_WHILE = """
 import ctypes, signal, threading
 def lock_in_c(library):

@@ -578,13 +578,68 @@ CHECK_WARNS: dict[str, list[Row]] = {
         ),
     ],
 }
+
+# Without failure detection a signal is no cause that the log would have
+NOT_DETECTED: dict[str, list[Row]] = {
+    "no read is printed where no script reads": [
+        (is_terminated(0), ["all <- CountReads", "record: stop_requested 0"]),
+        (has_read(1, 0), NOTHING),
+        (has_read(2, 0), NOTHING),
+        (has_read(3, 0), NOTHING),
+        (has_read(0, 0), ["all <- StopAt 1", "record: stop_agreed"]),
+        (exits(0, TERMINATED), ["record: exited 0"]),
+    ],
+    "a read is printed where a script reads": [
+        (is_terminated(0), ["all <- CountReads", "record: stop_requested 0"]),
+        (has_read(1, 5), NOTHING),
+        (has_read(2, 5), NOTHING),
+        (has_read(3, 5), NOTHING),
+        (
+            has_read(0, 5),
+            [
+                (
+                    "say: rank 0 was asked to stop (SIGTERM): all ranks "
+                    "stop at read 6 of ctx.preempted"
+                ),
+                "all <- StopAt 6",
+                "record: stop_agreed",
+            ],
+        ),
+    ],
+}
+# A signal before all ranks are ready, which their scripts outlive
+STOP_AT_START: dict[str, list[Row]] = {
+    "a read is printed once there is a context": [
+        (is_terminated(0), ["all <- CountReads", "record: stop_requested 0"]),
+        (has_read(1, 0), NOTHING),
+        (has_read(2, 0), NOTHING),
+        (has_read(3, 0), NOTHING),
+        (has_read(0, 0), ["all <- StopAt 1", "record: stop_agreed"]),
+        (Take(0, Ready()), NOTHING),
+        (Take(1, Ready()), NOTHING),
+        (Take(2, Ready()), NOTHING),
+        (
+            Take(3, Ready()),
+            [
+                "rank 0 <- Go",
+                (
+                    "say: rank 0 was asked to stop (SIGTERM): all ranks "
+                    "stop at read 1 of ctx.preempted"
+                ),
+                "all <- Go",
+            ],
+        ),
+    ],
+}
 TABLES = FIRST_FAILURE | KEYS | START | STOP | LATE | SLEEPS | CHECK_STOPS | CHECK_WARNS
-TABLES |= BELOW_A_LAUNCHER
+TABLES |= BELOW_A_LAUNCHER | NOT_DETECTED | STOP_AT_START
 # Where a job is not the usual one. Below the wrapper the check does not hold up a script until it calls `init()`
 WRAPPED = Setup(has_begun=False)
 SETUPS = {
     **dict.fromkeys(BELOW_A_LAUNCHER, USUAL._replace(has_launcher=True)),
     **dict.fromkeys(START, STARTING),
+    **dict.fromkeys(STOP_AT_START, STARTING),
+    **dict.fromkeys(NOT_DETECTED, USUAL._replace(settings=SETTINGS._replace(detects=False))),
     **dict.fromkeys(CHECK_STOPS, WRAPPED._replace(settings=SETTINGS._replace(check="stop"))),
     **dict.fromkeys(CHECK_WARNS, WRAPPED._replace(settings=SETTINGS._replace(check="warn"))),
 }
