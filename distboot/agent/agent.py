@@ -21,6 +21,7 @@ from ..job.facts import Facts
 from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
 from ..rendezvous.coordinator import Coordinator
+from ..rendezvous.events import job_time
 from ..rendezvous.join import Joined
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import RequestStop
@@ -72,6 +73,7 @@ class Agent:
         self.shell.facts.may_restart = held and membership.round < membership.max_restarts
         self._claims: Claims | None = None
         self._check: NodeCheck | None = None  # of all nodes, where this agent takes part in it
+        self.met_at = job_time()  # when the round began; for the journal, too
         self.shell.claim = self._claim
         self.loop = EventLoop(self.shell)
         self.scripts = ScriptServer(
@@ -184,7 +186,7 @@ class Agent:
                 separate_jobs=self._settings.apart,
                 unused=self._settings.unused,
             )
-            side.log.note("met", **details)
+            self.met_at = side.log.note("met", **details)
 
     def _let_return(self, membership: Membership) -> None:
         """Let this agent return to rank 0's over another connection, if that takes it back."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line
-from ..rendezvous.events import Event, EventLog, job_time
+from ..rendezvous.events import Event, EventLog
 from .link_messages import StartEnded
 
 TYPE_CHECKING = False
@@ -78,15 +78,16 @@ class EventFiles:
             log.add("phases", 0, **ended.steps)
         failure = None
         if ended.failure is None:
-            log.note("started")
+            now = log.note("started")
         else:
             failure = StartFailure(*ended.failure)
-            log.note("start_failed", **failure._asdict())
+            now = log.note("start_failed", **failure._asdict())
         membership = None
         if joined.result is not None:
             membership = joined.result.membership
         if report is not None:
-            known = (log, membership, failure, job_time(), rounds)
+            # The same time, so that a report from the journal says the same
+            known = (log, membership, failure, now, rounds)
             problem = try_to_write(
                 report,
                 lambda: startup_report(*known, before=before or NO_ROUND),

@@ -86,6 +86,7 @@ class JobRecord:
         # Here, as an agent needs it at its end only
         from ..report.content import Doubts, job_report
         from ..report.files import try_to_write
+        from ..report.job_state import of_kinds
         from ..report.spent import NO_ROUND, RoundTime, goodput_line
         from ..report.summary import summary_line
 
@@ -100,6 +101,8 @@ class JobRecord:
         earlier = []
         before = NO_ROUND
         if restarts is not None:
+            for failed in of_kinds(self._log, "root_cause"):
+                restarts.failed_at(failed.time)
             earlier = restarts.rounds
             before = restarts.spent or before
             restarts.spent = before.with_round(round_, now)

@@ -56,7 +56,7 @@ class Restarts:
         self._who = who
         self._policy = RestartPolicy(settings, of_launcher=of_launcher)
         self._start = time.monotonic()  # of the round
-        self._start_time = job_time()
+        self._met_at = job_time()
         self._announcement: str | None = None  # of another round
         # Whether MPI_Init of a rank connects to the launcher, which accepts each process once
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
@@ -114,15 +114,18 @@ class Restarts:
         self.stop_signal = 0
         return number
 
-    def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
-        """All agents have met for a round, which rank 0's agent numbers; it allows `most`."""
+    def begin(self, round_: int, most: int, *, met_at: float, is_rank_0: bool = True) -> None:
+        """All agents have met for a round, which rank 0's agent numbers; it allows `most`.
+
+        `met_at`: when, by `job_time`.
+        """
         if is_rank_0 and round_ > self.round:
             self._report_lost_record(round_, most)
         self.round = round_
         self.cause = None
         self._policy.begin(round_, most)
         self._start = time.monotonic()
-        self._start_time = job_time()
+        self._met_at = met_at
 
     def _report_lost_record(self, round_: int, most: int) -> None:
         """This process has replaced rank 0's agent of an earlier round."""
@@ -170,11 +173,15 @@ class Restarts:
                 self.round,
                 cause.ranks,
                 cause.headline,
-                start=self._start_time,
+                start=self._met_at,
                 seconds=round(now - self._start, 3),
             )
             self.rounds.append(failed)
         return replace(cause, restarts=decision.restarts), decision.text
+
+    def failed_at(self, when: float) -> None:
+        """The round ends that failed then, by `job_time`: the journal has the same time."""
+        self.rounds[-1]["seconds"] = round(when - self._met_at, 3)
 
     def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
         """A round has ended, and another one follows, which `announce` prints."""

@@ -88,6 +88,7 @@ class WrapperAgent:
             membership.round,
             membership.max_restarts,
             is_rank_0=0 in self.ranks,
+            met_at=self._agent.met_at,
         )
         if membership.max_restarts:
             self._shell.restarts = restarts

@@ -36,9 +36,6 @@ def test_journal_and_report_tell_the_same(distboot: Run, tmp_path: Path) -> None
     reported = json.loads((tmp_path / "job.json").read_text())
     made = json.loads(distboot("report", "--json", "job.jsonl").stdout)
     assert [each["round"] for each in made["failed_rounds"]] == [0, 1]
-    for report in (reported, made):
-        del report["end"], report["failed_rounds"]  # the times of the rounds differ by milliseconds
-    assert made.pop("spent") == pytest.approx(reported.pop("spent"), abs=0.5)
     assert made == reported
     [summary] = [line for line in done.stderr.splitlines() if ": summary: " in line]
     shown = distboot("report", "job.jsonl").stdout

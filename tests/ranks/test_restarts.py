@@ -1,5 +1,6 @@
 """Restarts without the launcher: real wrappers, whose ranks fail, are lost, and come again."""
 
+import json
 import os
 import re
 import signal
@@ -200,6 +201,7 @@ def test_report_knows_stop_between_rounds(start: Start, distboot: Run) -> None:
     assert failed["ranks"] == [1]
     headline = f"R{failed['text'][1:]}; the job was stopped before restart 1"
     assert report["headline"] == headline
+    assert json.loads(distboot("report", "--json", str(journal)).stdout) == report
     recorded = distboot("report", str(journal)).stdout
     assert recorded == f"summary: {headline}\n"
 
