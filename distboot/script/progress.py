@@ -43,8 +43,8 @@ _MODULE = "torch.distributed.distributed_c10d"
 # Frameworks that count no collective operations, whose scripts may train a model on each rank
 _OTHER_FRAMEWORKS = ("tensorflow", "jax")
 _INTERVAL = 2.0  # seconds between two counts
-# That one report has, by which ranks are compared. An operation of another group leads to a report, too,
-# so that its rank moves
+# In one report; ranks are compared by these. An operation of another group leads to a report as well, by
+# which its rank moves
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
 _LARGEST = (1 << 63) - 1

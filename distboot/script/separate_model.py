@@ -15,8 +15,8 @@ trains as many models as there are ranks. So a thread that looks at the process 
 
 A rank that stays at one instruction is not reported: it may wait for a rank that hangs, in a collective
 operation that has begun before. Any later collective operation ends the looks, even one at the end of
-each epoch of a script that does not wrap its model. Each private name of a framework is read as what may be missing: then nothing is
-reported.
+each epoch of a script that does not wrap its model. Where a private name of a framework is missing,
+nothing is reported.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SeparateModel:
         if any(ways):
             self.is_over = True
             return self._report(CONNECTED)
-        if _keras_backend() == JAX and not sizes[JAX]:  # its first batch is compiled yet
+        if _keras_backend() == JAX and not sizes[JAX]:  # its first batch is still being compiled
             return None
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE

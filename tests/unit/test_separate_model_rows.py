@@ -233,7 +233,7 @@ def test_jax_of_one_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = SimpleNamespace(cache_info=lambda: cache)
     fake(monkeypatch, "jax._src.interpreters.ad", _linearize_jaxpr=gradients)
     fake(monkeypatch, "keras", backend=SimpleNamespace(backend=lambda: "jax"))
-    assert looks(times=40) == [], "its first batch is compiled yet"
+    assert looks(times=40) == [], "its first batch is still being compiled"
     cache.misses = 1
     assert looks(times=40) == [(10.0, JAX)]
     cache.misses = 0  # by `jax.clear_caches()`
