@@ -119,6 +119,7 @@ def of_size(size: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has distboot, and perhaps frameworks; the script of this test has none."""
+    monkeypatch.setattr("distboot.script.training._has_seen_gradient", False)
     roots = {*separate_model.UNKNOWN, "distboot", "mpi4py", "jax", "tensorflow", "horovod", "keras"}
     for name in [*sys.modules]:
         if name in roots or name.partition(".")[0] in {*roots, "torch"}:
