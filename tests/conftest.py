@@ -52,7 +52,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if (
         config.getoption("markexpr") == "all"
     ):  # launchers, frameworks and faults, with limits of seconds
-        return min(cpus, 5) + 3
+        return min(cpus, 6) + 2
     return min(cpus, 4) + 4
 
 
