@@ -14,7 +14,7 @@ from .base.errors import DistbootError, with_rank, with_too_few_files
 from .base.setting_readers import given_by_option, seconds
 from .base.text import short_repr
 from .context import Context
-from .detection.here import detect_here
+from .detection.here import detect_here, names_launcher
 from .rendezvous.events import since_boot
 from .startup.exit_report import end_with_exit_code, report_error_at_exit
 from .startup.meeting import Call
@@ -181,7 +181,7 @@ def _new(
     environ = os.environ  # which everything below is given
     called = since_boot()
     placement = detect_here(environ, launcher=launcher)
-    if launcher is None and not environ.get("DISTBOOT_LAUNCHER"):
+    if not names_launcher(environ, launcher):
         refuse_spawned(placement)
         refuse_ray_worker(placement)
     with with_rank(placement.who), with_too_few_files():

@@ -45,8 +45,7 @@ def detect_here(
     if environ is None:
         environ = os.environ
     placement = detect(environ, launcher=launcher)
-    is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
-    if placement.has_launcher or is_named:
+    if placement.has_launcher or names_launcher(environ, launcher):
         return placement
     others = _other_hosts(
         environ,
@@ -58,6 +57,11 @@ def detect_here(
 
         raise not_alone(others, placement)
     return placement
+
+
+def names_launcher(environ: Mapping[str, str], launcher: str | None) -> bool:
+    """Whether the user names the launcher; `launcher`: by an option or argument."""
+    return launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
 
 
 def _other_hosts(

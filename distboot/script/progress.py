@@ -140,13 +140,14 @@ def _look_at(model: SeparateModel) -> None:
     """Report whether the script trains a model of its own, if that has changed."""
     from . import training
 
-    stack = training.training_stack()
+    stacks = training.stacks()
+    stack = training.training_stack(stacks)
     groups = _shared_groups()
     reason = model.look(
         counts(groups),
         time.monotonic(),
         stack=stack,
-        trains=bool(stack) or training.has_gradient_of_jax() or training.is_in_compiled(),
+        trains=bool(stack) or training.has_gradient_of_jax() or training.is_in_compiled(stacks),
         groups=len(groups),
     )
     if reason is not None:

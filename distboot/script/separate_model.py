@@ -97,17 +97,18 @@ class SeparateModel:
         self._stack = stack
         has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
+        has_keras_on_jax = _keras_backend() == JAX
         ways = (
             self._are_used(counts),
             len(counts) < groups,  # a backend does not count
             max(sizes.values()) > 1,
             _is_left_alone(has_groups),
-            _keras_backend() == JAX and not can_see_gradients_of_jax(),
+            has_keras_on_jax and not can_see_gradients_of_jax(),
         )
         if any(ways):
             self.is_over = True
             return self._report(CONNECTED)
-        if _keras_backend() == JAX and not sizes[JAX]:  # its first batch is still being compiled
+        if has_keras_on_jax and not sizes[JAX]:  # its first batch is still being compiled
             return None
         reason = NO_COLLECTIVE
         seconds = _WITHOUT_COLLECTIVE

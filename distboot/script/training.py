@@ -19,10 +19,11 @@ from itertools import filterfalse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
     from typing import Any
 
-# A function in which a thread trains, and its file, in a line of `_stacks`
+# A function in which a thread trains, and its file, in a line of `stacks`
 _TRAINS = re.compile(
     r"^\d+ (backward .*torch/autograd/__init__\.py"
     r"|\w+ .*torch/optim/optimizer\.py"
@@ -43,19 +44,19 @@ _has_seen_gradient = False  # `jax.clear_caches()` forgets them
 
 def trains() -> bool:
     """Whether a thread trains, or JAX has made a gradient."""
-    return bool(training_stack()) or has_gradient_of_jax()
+    return bool(training_stack(stacks())) or has_gradient_of_jax()
 
 
-def training_stack() -> str:
-    """That of a thread that trains, the same as long as it is at one instruction; empty: none does."""
-    training = filter(_TRAINS.search, _stacks())
+def training_stack(found: Iterable[str]) -> str:
+    """Of these, that of a thread that trains: the same while it is at one instruction; empty: none."""
+    training = filter(_TRAINS.search, found)
     running = filterfalse(_COMPILES.search, training)
     return next(running, "")
 
 
-def is_in_compiled() -> bool:
-    """Whether a thread is in a `tf.function`: in a script that was seen to train, it may train."""
-    return any(map(_IN_COMPILED.search, _stacks()))
+def is_in_compiled(found: Iterable[str]) -> bool:
+    """Whether one of these is in a `tf.function`: in a script that was seen to train, it may train."""
+    return any(map(_IN_COMPILED.search, found))
 
 
 def has_gradient_of_jax() -> bool:
@@ -76,7 +77,7 @@ def can_see_gradients_of_jax() -> bool:
     return hasattr(sys.modules.get(_OF_JAX), "_linearize_jaxpr")
 
 
-def _stacks() -> list[str]:
+def stacks() -> list[str]:
     """Of each thread: a line for each function that it is in, and where there; the innermost first."""
     found = []
     for frame in sys._current_frames().values():  # noqa: SLF001 - there is no public one

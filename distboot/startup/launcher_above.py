@@ -12,6 +12,7 @@ from operator import attrgetter
 from ..base.process import program_above
 from ..base.text import escape_control, log_line
 from ..detection import inherited
+from ..detection.here import names_launcher
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 
@@ -40,8 +41,7 @@ def warn_of_launcher_above(
         launcher: the one that an option or argument names.
     """
     is_inside_wrapper = inherited.VARIABLE in environ  # which has warned
-    is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
-    if is_inside_wrapper or is_named:
+    if is_inside_wrapper or names_launcher(environ, launcher):
         return
     of_each = map(attrgetter("programs"), LAUNCHERS.values())
     programs: set[str] = set().union(*of_each)

@@ -74,7 +74,8 @@ def _checked(call: Call) -> tuple[Call, bool]:
         call = _warned_of_unused(call)
         bound_cpus.warn_of_rank(placement, call.environ)
         if not placement.has_launcher:
-            from .launcher_above import warn_of_launcher_above  # here, as most processes do
+            # Here, as most processes have a launcher
+            from .launcher_above import warn_of_launcher_above
 
             warn_of_launcher_above(placement, call.environ, call.launcher)
     return call, bool(outer.met)
