@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from operator import attrgetter
+from typing import NamedTuple
 
-from ..base.process import program_above
+from ..base.process import Program, program_above
 from ..base.text import escape_control, log_line
 from ..detection import inherited
 from ..detection.here import names_launcher
@@ -18,7 +19,7 @@ from ..detection.placement import Placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 # accelerate gives a single process no rank; Slurm and Flux also start job scripts, which are no ranks
 _WITHOUT_RANK = {
@@ -30,28 +31,49 @@ _WITHOUT_RANK = {
 }
 
 
+class LauncherAbove(NamedTuple):
+    """A launcher above this process, in words."""
+
+    described: str
+    remedy: str
+
+
+def find_launcher_above(
+    placement: Placement,
+    environ: Mapping[str, str],
+    launcher: str | None,
+    look_above: Callable[[Sequence[str]], Program | None] = program_above,
+) -> LauncherAbove | None:
+    """The launcher above this process that started it, though it has none of its variables.
+
+    Args:
+        placement: of this process.
+        environ: its environment.
+        launcher: the one that an option or argument names.
+        look_above: as `program_above`.
+    """
+    is_inside_wrapper = inherited.VARIABLE in environ  # which has warned
+    is_told = is_inside_wrapper or names_launcher(environ, launcher)
+    if placement.has_launcher or is_told:
+        return None
+    of_each = map(attrgetter("programs"), LAUNCHERS.values())
+    programs: set[str] = set().union(*of_each)
+    found = look_above(sorted(programs - _WITHOUT_RANK))
+    if found is None:
+        return None
+    name = escape_control(os.path.basename(found.name))
+    return LauncherAbove(
+        f"this process runs below {name} (process {found.pid}), and has none of its variables: "
+        "it is a job of its own",
+        "sudo, su -, env -i and --cleanenv remove variables; pass them on, or set "
+        "DISTBOOT_LAUNCHER=none if that is meant",
+    )
+
+
 def warn_of_launcher_above(
     placement: Placement, environ: Mapping[str, str], launcher: str | None
 ) -> None:
-    """Warn if a launcher runs above this process, which has none of its variables.
-
-    Args:
-        placement: of this process, which no launcher claims.
-        environ: its environment.
-        launcher: the one that an option or argument names.
-    """
-    is_inside_wrapper = inherited.VARIABLE in environ  # which has warned
-    if is_inside_wrapper or names_launcher(environ, launcher):
-        return
-    of_each = map(attrgetter("programs"), LAUNCHERS.values())
-    programs: set[str] = set().union(*of_each)
-    found = program_above(sorted(programs - _WITHOUT_RANK))
-    if found is None:
-        return
-    name = escape_control(os.path.basename(found.name))
-    log_line(
-        placement.who,
-        f"warning: this process runs below {name} (process {found.pid}), and has none of its "
-        "variables: it is a job of its own. sudo, su -, env -i and --cleanenv remove variables; "
-        "pass them on, or set DISTBOOT_LAUNCHER=none if that is meant",
-    )
+    """Warn of it; see `find_launcher_above`."""
+    found = find_launcher_above(placement, environ, launcher)
+    if found is not None:
+        log_line(placement.who, f"warning: {found.described}. {found.remedy}")

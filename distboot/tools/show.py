@@ -17,6 +17,7 @@ from ..detection import surroundings
 from ..detection.here import detect_here
 from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS, PLATFORMS, Placement
+from ..startup.launcher_above import find_launcher_above
 
 # What `show` says of a field that has no value; any other is completed when the ranks meet.
 _MISSING = {
@@ -43,6 +44,7 @@ def show(arguments: list[str]) -> int:
     placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     placement = _with_unused(placement, options.launcher)
+    placement = _with_launcher_above(placement, options.launcher)
     if options.json:
         emit(json.dumps(placement.as_dict()))
     else:
@@ -64,6 +66,15 @@ def _with_unused(placement: Placement, launcher: str | None) -> Placement:
     if unused is None:
         return placement
     note = f"{surroundings.described(placement, unused)}: {unused.remedy}"
+    return placement._replace(notes=(*placement.notes, note))
+
+
+def _with_launcher_above(placement: Placement, launcher: str | None) -> Placement:
+    """The placement with a note on a launcher that has started it without its variables."""
+    above = find_launcher_above(placement, os.environ, launcher)
+    if above is None:
+        return placement
+    note = f"{above.described}: {above.remedy}"
     return placement._replace(notes=(*placement.notes, note))
 
 

@@ -143,6 +143,19 @@ def test_stripped_variables_of_a_launcher_are_named(
 
 
 @needs_mpirun
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("show", r"note: this process runs below (prterun|mpirun) \(process \d+\), and has none"),
+        ("doctor", r"warning  launcher: this process runs below (prterun|mpirun) \(process \d+\),"),
+    ],
+)
+def test_launcher_above_is_named_by(run: Run, command: str, line: str) -> None:
+    done = run(*MPIRUN_1, *STRIPPED, *WRAPPED, command)
+    assert len(re.findall(line, done.stdout)) == 1, done.stdout + done.stderr
+
+
+@needs_mpirun
 def test_process_meant_to_be_alone_is_not_warned(run: Run) -> None:
     done = run(*MPIRUN_1, *STRIPPED, "env", "DISTBOOT_LAUNCHER=none", *ALONE)
     assert done.returncode == 0, done.stderr

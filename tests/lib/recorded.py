@@ -64,6 +64,7 @@ def machine(
         "may_open": lambda _: True,
         "shared_memory": lambda: tuple(told["shared_memory"]),
         "look_up": look_up,
+        "program_above": lambda _: None,
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
         **changes,
     }

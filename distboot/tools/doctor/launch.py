@@ -9,6 +9,7 @@ from ...base.settings import misspelled
 from ...base.table import first_that_holds
 from ...detection import surroundings
 from ...detection.order import LAUNCHERS
+from ...startup.launcher_above import find_launcher_above
 from .finding import (
     Finding,
     ok,
@@ -27,6 +28,14 @@ def launcher(machine: Machine) -> Finding:
         placement = machine.placement_here()
     except DistbootError as error:
         return refused(error)
+    above = find_launcher_above(
+        placement,
+        machine.environ,
+        machine.named_launcher,
+        machine.program_above,
+    )
+    if above is not None:
+        return warning(above.described, above.remedy)
     number = f"{placement.rank} of {placement.world_size}"
     node_level = placement.node_level
     title = LAUNCHERS[placement.launcher].title

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.errors import DistbootError
+from ...base.process import Program, program_above
 from ...base.table import first_that_holds
 from ...base.text import counted, is_address, without_mapping
 from ...detection.detect import detect
@@ -81,6 +82,8 @@ class Machine:
     shared_memory: Callable[[], tuple[int, int]] = _shared_memory
     # Interface and address, of this host
     addresses: Callable[[], list[tuple[str, str]]] = network.addresses
+    # The nearest process above this one that runs one of these programs
+    program_above: Callable[[Sequence[str]], Program | None] = program_above
     # Addresses of a name, within a short time; raises OSError
     look_up: Callable[[str], list[str]] = _look_up
 
