@@ -103,7 +103,7 @@ def shell_of_rank_0(server: Coordinator, membership: Membership, late_after: flo
     """What rank 0's agent goes on with once all have met."""
     settings = SupervisionSettings(grace=30.0, late_after=late_after)
     gc.freeze()  # as rank 0's agent does
-    shell = shell_of(0, membership, server, settings, held=True)
+    shell = shell_of(0, membership, server.detach_all(), server, settings, held=True)
     shell.facts.is_starting = True
     return shell
 

@@ -11,16 +11,15 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
+from ..base.dataclass import replace
 from ..base.settings import SupervisionSettings
 from ..base.text import log_line, without_mapping
 from ..host.network import address_of_peer
 from ..job.facts import Facts
 from ..job.messages import NodeSeen
 from ..job.root_cause import RankState, ranks_of
-from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.events import job_time
 from ..rendezvous.join import Joined
 from ..rendezvous.membership import Membership
@@ -34,7 +33,8 @@ from .shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..rendezvous.worker import Worker
+    from ..rendezvous.connection_pool import DetachedConnection
+    from ..rendezvous.coordinator import Coordinator
     from .claims import Claims
     from .node_check import NodeCheck
 
@@ -65,7 +65,8 @@ class Agent:
         self.shell = shell_of(
             own,
             membership,
-            joined.side,
+            joined.side.detach_all(),
+            joined.coordinator,
             settings,
             held=held,
         )
@@ -82,11 +83,11 @@ class Agent:
             self.shell,
             self.loop,
         )
-        if isinstance(joined.side, Coordinator):
-            self._accept_returning(joined.side)
-            self._note_membership(joined.side, membership)
-        else:
+        if joined.coordinator is None:
             self._let_return(membership)
+        else:
+            self._accept_returning(joined.coordinator)
+            self._note_membership(joined.coordinator, membership)
         self._is_over = threading.Event()  # set once this agent needs no more notices
         self._is_first_of_node = self.ranks[0] in {node[0] for node in membership.nodes}
         self._expect_stops()
@@ -277,7 +278,8 @@ class Agent:
 def shell_of(
     agent: int,
     membership: Membership,
-    side: Coordinator | Worker,
+    connections: Iterable[DetachedConnection],
+    coordinator: Coordinator | None,
     settings: SupervisionSettings,
     *,
     held: bool,
@@ -298,11 +300,15 @@ def shell_of(
             text = text.removeprefix(f"{who} ")  # the line begins with it
         log_line(who, text, event, **more)
 
-    ranks = _ranks_known(agent, membership, side)
-    peers = connect(ranks, _connection_of(agent, membership, side))
+    ranks = _ranks_known(agent, membership, coordinator)
+    peers = connect(ranks, _connection_of(agent, membership, connections))
     facts = Facts({member.rank: member for member in ranks}, settings, is_held=held)
     shell = Shell(facts, say)
-    if isinstance(side, Coordinator):
+    if coordinator is None:
+        from .rank_0_connection import Rank0Connection
+
+        Rank0Connection(shell, peers, membership.heartbeat_timeout, membership.round)
+    else:
         from ..job.keys import Keys
         from .rank_connections import RankConnections
 
@@ -313,16 +319,12 @@ def shell_of(
             shell,
             peers,
             membership,
-            Keys(membership, side.table),
-            side.log,
+            Keys(membership, coordinator.table),
+            coordinator.log,
             addresses=addresses,
             # What connects then may be meant for a store of the script, or its next attempt
-            started=side.pool.accept_no_more,
+            started=coordinator.pool.accept_no_more,
         )
-    else:
-        from .rank_0_connection import Rank0Connection
-
-        Rank0Connection(shell, peers, membership.heartbeat_timeout, membership.round)
     return shell
 
 
@@ -354,28 +356,28 @@ def _addresses(ranks: Iterable[RankState]) -> dict[int, str]:
 def _ranks_known(
     agent: int,
     membership: Membership,
-    side: Coordinator | Worker,
+    coordinator: Coordinator | None,
 ) -> list[RankState]:
     """The ranks that an agent knows: rank 0's agent all, any other one rank 0 and its own."""
     ranks = ranks_of(membership)
-    if isinstance(side, Coordinator):
-        for rank, record in side.table.records.items():
-            ranks[rank].log = record.log
-        return ranks
-    return [ranks[rank] for rank in (0, *membership.agents[agent])]
+    if coordinator is None:
+        return [ranks[rank] for rank in (0, *membership.agents[agent])]
+    for rank, record in coordinator.table.records.items():
+        ranks[rank].log = record.log
+    return ranks
 
 
 def _connection_of(
     agent: int,
     membership: Membership,
-    side: Coordinator | Worker,
+    connections: Iterable[DetachedConnection],
 ) -> dict[int, HeartbeatConnection]:
     """By rank of another agent, the connection to that agent."""
     most = BEFORE_AUTHENTICATION
     if agent != 0:
         most = most_from_rank_0(membership.world_size)
     found: dict[int, HeartbeatConnection] = {}
-    for other, link, channel in side.detach_all():
+    for other, link, channel in connections:
         connection = HeartbeatConnection(
             link,
             replace(channel, round=membership.round),  # messages of other rounds are refused

@@ -9,9 +9,9 @@ read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from ..base.dataclass import dataclass
 from ..base.settings import SupervisionSettings
 from ..rendezvous.membership import JoinPlan
 from ..rendezvous.messages import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 
+from ..base.dataclass import replace
 from ..job.exit_status import (
     ExitStatus,
     UncaughtException,

@@ -25,8 +25,8 @@ import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 
+from ..base.dataclass import replace
 from ..rendezvous.messages import Refused, Resumed
 from ..rendezvous.protocol import (
     HEADER,

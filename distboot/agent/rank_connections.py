@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
+from ..base.dataclass import dataclass, replace
 from ..base.text import ranks_said, writes_json
 from ..job import effects as of_job
 from ..job.facts import AFTER_THE_FIRST

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
+from ..base.dataclass import replace
 from ..base.process import MPI_LIBRARY, has_loaded
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said

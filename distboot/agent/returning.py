@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from ..base.dataclass import replace
 from ..base.threads import start_without_signals
 from ..rendezvous.membership import JoinPlan
 from ..rendezvous.protocol import Channel

@@ -20,12 +20,11 @@ import zlib
 from array import array
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 
+from ..base.dataclass import as_dict, dataclass
 from ..base.errors import DistbootError, already_joined
 from ..base.process import Process, peer_of
-from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.membership import JoinResult
 from ..rendezvous.messages import (
@@ -316,7 +315,7 @@ class ScriptServer:
             events = log or ()
             session.send(Log(tuple(events)))
         elif log is not None:  # as on rank 0
-            log.add("allreduce", None, ranks=log[0].details["world_size"], **asdict(message))
+            log.add("allreduce", None, ranks=log[0].details["world_size"], **as_dict(message))
 
     def _attach(self, session: _Session, message: Attach) -> None:
         rank = None
@@ -393,11 +392,11 @@ class ScriptServer:
             session.send(Listening(), listener.fileno())
 
     def _keep_listener(self, rank: int) -> None:
-        server = self._joined.side
+        coordinator = self._joined.coordinator
         if rank != 0 or self._joined.listener is None:
             return
-        if isinstance(server, Coordinator):
-            server.pool.accept_again()
+        if coordinator is not None:
+            coordinator.pool.accept_again()
 
     def _finish(self, now: float) -> None:
         if self._shell.facts.is_held:

@@ -6,9 +6,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError, with_rank
 from ..base.settings import share_env_setting
 from ..base.text import first_line

@@ -18,9 +18,9 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..base.process import Process, children_of
 from ..base.threads import start_without_signals

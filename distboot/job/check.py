@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import filterfalse
 from math import inf
 from operator import attrgetter
 from typing import Any
 
+from ..base.dataclass import dataclass, field
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control
 from ..rendezvous.messages import READY
@@ -61,7 +61,7 @@ _HINT = (
 _NOT_IN_TIME = "its link probe timed out"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     """One node, as its first agent reports it."""
 

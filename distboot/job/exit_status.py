@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ..base.dataclass import dataclass
 from ..base.process import ABORT, FROM_OUTSIDE, KILL, signal_name, signal_of_code
 from ..base.text import digits, escape_control
 from ..rendezvous.protocol import (

@@ -7,12 +7,12 @@ what it knows by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import filterfalse
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from ..base.dataclass import dataclass, field
 from ..base.settings import SupervisionSettings
 from ..base.table import first_that_holds
 from ..rendezvous.messages import Answer, Key
@@ -60,7 +60,7 @@ class Wait(NamedTuple):
         return message.key in (self.key, None)
 
 
-@dataclass
+@dataclass(slots=True)
 class Ends:
     """When this agent learned what its own end depends on. Times are those of `time.monotonic`."""
 
@@ -70,7 +70,7 @@ class Ends:
     release_at: float = inf
 
 
-@dataclass
+@dataclass(slots=True)
 class Facts:
     """Times are those of `time.monotonic`."""
 
@@ -94,9 +94,9 @@ class Facts:
     reports: list[FailureReport] = field(default_factory=list)
     waits: dict[int, Wait] = field(default_factory=dict)  # by rank of our own
     ends: Ends = field(default_factory=Ends)
+    own: list[RankState] = field(default_factory=list)  # the ranks of this agent
 
     def __post_init__(self) -> None:
-        # The ranks of this agent
         self.own = list(filter(_is_local, self.members.values()))
 
     def conclude(self, cause: RootCause, now: float) -> None:

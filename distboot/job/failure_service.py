@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
+from ..base.dataclass import replace
 from .device_failure import is_of_device
 from .effects import Amend, Blame, Conclude, QuestionPeers, Record
 from .exit_status import ExitStatus

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import Literal
 
+from ..base.dataclass import dataclass, field
 from ..base.process import INTERRUPT
 from ..base.text import ranks_said
 from .exit_status import ExitStatus

@@ -12,10 +12,10 @@ rank 0 is gone, the scripts that wait get an error, and our ranks stop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import inf
 from typing import Any
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..rendezvous.messages import (
     LONGEST_TEXT,

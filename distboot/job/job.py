@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from ..base.dataclass import replace
 from ..rendezvous.events import own_steps
 from ..rendezvous.protocol import ProtocolError
 from . import messages, stay

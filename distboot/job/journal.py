@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..base.dataclass import dataclass
 from ..base.patterns import pattern
 from ..rendezvous.events import Event, Kind
 from ..rendezvous.membership import Membership

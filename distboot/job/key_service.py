@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from ..base.dataclass import replace
 from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready
 from .effects import Reply, Send
 from .facts import Facts

@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from ..base.dataclass import dataclass, field, replace
 from ..base.errors import DistbootError
 from ..base.text import escape_control, short_repr
 from ..rendezvous.membership import Membership

@@ -31,9 +31,9 @@ interest any more, and only questions of users are still answered.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
+from ..base.dataclass import replace
 from ..rendezvous.messages import AskStacks, ShowStacks
 from .effects import Conclude, Record, Say, Send
 from .exit_status import ExitStatus, shown

@@ -6,8 +6,7 @@ rank that is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..base.dataclass import dataclass
 from ..rendezvous import messages as rendezvous
 from ..rendezvous.messages import cpu_list
 from ..rendezvous.protocol import (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
+from ..base.dataclass import dataclass
 
-@dataclass
+
+@dataclass(slots=True)
 class Rank0Link:
     """The connection may be there, and unreachable or ended all the same. Times are those of `time.monotonic`.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from ..base.dataclass import dataclass, replace
 from ..base.process import signal_name
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import (

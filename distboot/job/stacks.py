@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from ..base.dataclass import dataclass
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import of, several, text
 from ..script.exceptions import is_of_distboot

@@ -30,8 +30,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
+from ..base.dataclass import dataclass, field
 from ..base.patterns import pattern
 from ..base.text import escape_control, format_address
 from .messages import LONGEST_TEXT, Refused

@@ -30,10 +30,10 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..base.text import (
     escape_control,
@@ -127,13 +127,14 @@ class Coordinator:
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
         # Here, as only rank 0 needs them, and before connections may take the last file
-        from . import differences  # noqa: F401
         from .join_table import JoinTable
 
+        own = plan.own
+        if own.world_size > 1:
+            from . import differences  # noqa: F401
         if plan.secret:
             from . import authentication  # noqa: F401
 
-        own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # differences between ranks
         self.log = JoinLog(own)
@@ -165,7 +166,8 @@ class Coordinator:
             self.table.add(self._plan.own)
             self._gather_after_delay()
             membership = self._build()
-            self._compare(membership)
+            if membership.world_size > 1:
+                self._compare(membership)
         except DistbootError as error:
             self._abort(error)
             raise

@@ -8,20 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ..base.dataclass import dataclass, field, replace
 from ..base.errors import DistbootError, too_few_files
 from ..base.process import peer_of
 from ..base.text import escape_control, log_line
 from ..host import lease_name, network
 from .connection_pool import allow_files
-from .coordinator import Coordinator, WhyMissing
 from .events import Event, EventLog, own_clock
 from .membership import LOOPBACK, JoinPlan, JoinResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .coordinator import Coordinator
     from .worker import Worker
 
 _HINT_AT_DUPLICATE = (
@@ -42,7 +42,8 @@ class Joined:
 
     plan: JoinPlan
     result: JoinResult | None = None  # once they have
-    side: Coordinator | Worker | None = None
+    coordinator: Coordinator | None = None  # of rank 0
+    worker: Worker | None = None  # of any other
     listener: socket.socket | None = None  # of rank 0
     lease: PortLease | None = None  # keeps other jobs from its port
     # The soft limit of open files before it was raised; None: it was not
@@ -64,18 +65,23 @@ class Joined:
             self.result = self._as_worker()
         return self.result
 
+    @property
+    def side(self) -> Coordinator | Worker | None:
+        """What meets the others here."""
+        return self.coordinator or self.worker
+
     def log(self) -> EventLog | None:
         """What rank 0 has learned so far; None on all other ranks."""
-        if isinstance(self.side, Coordinator):
-            return self.side.log
-        return None
+        if self.coordinator is None:
+            return None
+        return self.coordinator.log
 
     def take_listener(self) -> socket.socket | None:
         """Give rank 0's listening socket to the caller; this agent no longer answers there."""
         listener = self.listener
         self.listener = None
-        if isinstance(self.side, Coordinator):
-            self.side.pool.accept_no_more()
+        if self.coordinator is not None:
+            self.coordinator.pool.accept_no_more()
         return listener
 
     def close_listener(self) -> None:
@@ -96,11 +102,13 @@ class Joined:
                 each.close()
 
     def _as_rank_0(self) -> JoinResult:
+        from .coordinator import Coordinator  # here, as the other ranks do not need it
+
         plan = self.plan
         port = self._listen()
         assert self.listener is not None
         coordinator = Coordinator(self.listener, plan, self.wanted)
-        self.side = coordinator
+        self.coordinator = coordinator
         coordinator.log.record(self.record)
         host = plan.hosts[0]
         addresses: network.Found = []
@@ -135,7 +143,7 @@ class Joined:
             say = partial(log_line, f"node {plan.own.rank}")
             self.open_files = allow_files(1, say, plan.own.ranks)
         worker = Worker(plan, self.wanted)
-        self.side = worker
+        self.worker = worker
         membership = worker.report()
         address_of_rank_0 = membership.master_addr or LOOPBACK
         own_address = LOOPBACK
@@ -255,9 +263,9 @@ class Joined:
             name = plan.source
         own_name = escape_control(socket.gethostname())
         remedy = f"set MASTER_ADDR to the host of {unit} 0, which is {own_name}"
-        coordinator.why_missing = WhyMissing(
-            f"; {name} is {where}, which {problem}",
-            f"{remedy}; or {coordinator.why_missing.hint}",
+        coordinator.why_missing = coordinator.why_missing._replace(
+            said=f"; {name} is {where}, which {problem}",
+            hint=f"{remedy}; or {coordinator.why_missing.hint}",
         )
 
 

@@ -9,8 +9,8 @@ part. While ranks are missing the table describes them for the lines that users 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..base.text import escape_control, ranges, short_repr, with_nodes
 from .membership import EarlierAgent, Membership, node_size

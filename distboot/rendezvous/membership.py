@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 
+from ..base.dataclass import dataclass
 from ..base.errors import DistbootError
 from ..base.text import ranges, runs, short_repr
 from .messages import (

@@ -9,9 +9,9 @@ ends this connection only. How a rank ends is in `job.messages`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ..base.dataclass import dataclass
 from ..base.errors import CODES, DistbootError
 from ..base.text import escape_control, is_list_of_cpus, without_secret
 from .protocol import (

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.process import program_above, started

@@ -35,10 +35,11 @@ import math
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
+
+from ..base.dataclass import as_dict, dataclass, field, fields
 
 VERSION = 2
 # Bytes of one body, and of anything that a rank other than 0 sends
@@ -220,8 +221,8 @@ def nested(kind: type) -> Check:
 @cache
 def _checks(kind: Any) -> dict[str, Check]:
     found = {}
-    for each in fields(kind):
-        found[each.name] = each.metadata["check"]
+    for name, declared in fields(kind).items():
+        found[name] = declared.metadata["check"]
     return found
 
 
@@ -250,18 +251,11 @@ def encode(content: object) -> bytes:
     """The body of a frame with this message; None is a heartbeat, whose body is empty."""
     if content is None:
         return b""
-    named = {"kind": type(content).__name__, **_fields_of(content)}
+    named = {"kind": type(content).__name__, **as_dict(content)}
     return _JSON.encode(named).encode()
 
 
-def _fields_of(content: Any) -> dict[str, object]:
-    found = {}
-    for name in content.__slots__:
-        found[name] = getattr(content, name)
-    return found
-
-
-_JSON = json.JSONEncoder(default=_fields_of, separators=(",", ":"))
+_JSON = json.JSONEncoder(default=as_dict, separators=(",", ":"))
 
 
 def decode(body: bytes, *kinds: type) -> Any:

@@ -27,9 +27,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+from ..base.dataclass import replace
 from ..base.errors import DistbootError
 from ..base.text import format_address, short_repr
 from ..host.network import Backoff, address_of_peer, is_this_host, look_up

@@ -121,6 +121,8 @@ def _watch() -> None:
 
 
 def _watch_for_separate_model() -> None:
+    time.sleep(_INTERVAL)  # a script that has just begun does not train yet
+    _report()
     from .training import trains  # here and below, in the thread: the script does not wait for it
 
     while not trains():

@@ -3,11 +3,11 @@
 import itertools
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from captured import one
+from inside import replace
 
 from distboot import DistbootError, detect
 from distboot.agent.session import Session

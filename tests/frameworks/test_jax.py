@@ -1,12 +1,11 @@
 """`init("jax")` and the wrapper for JAX, on real JAX: two ranks on the CPU, their collectives on its Gloo."""
 
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from captured import one
-from inside import Session, alone, frameworks
+from inside import Session, alone, frameworks, replace
 from inside import jax as framework
 from launched import all_with
 from ranks import BEGIN, WRAPPER, RunRanks

@@ -3,11 +3,11 @@
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from inside import replace
 from tensorflows import tasks
 
 from distboot import DistbootError

@@ -12,10 +12,10 @@ The agent has rank 2 of four ranks on two nodes; rank 0 is on the other node. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+from inside import replace
 from supervised import raised
 
 from distboot.base.settings import SupervisionSettings

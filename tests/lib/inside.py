@@ -10,7 +10,9 @@ from distboot.agent.launcher_process import find
 from distboot.agent.orphans import end_orphans
 from distboot.agent.session import Session, alone
 from distboot.agent.stop_pages import StopPages
+from distboot.base import dataclass
 from distboot.base.commands import command_error
+from distboot.base.dataclass import replace
 from distboot.base.errors import CODES
 from distboot.base.internal_variables import INTERNAL, RANK
 from distboot.base.process import MPI_LIBRARY, Process, ends_at, proc_stat
@@ -92,6 +94,7 @@ __all__ = [
     "count_of",
     "cpus",
     "cpus_of_ranks",
+    "dataclass",
     "decode",
     "detect_here",
     "docker_options",
@@ -115,6 +118,7 @@ __all__ = [
     "ranks_per_node",
     "refuse_idle_accelerators",
     "refuse_unless_rank",
+    "replace",
     "run_parser",
     "sample_of",
     "separate_model",

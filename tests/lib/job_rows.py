@@ -17,10 +17,10 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+from inside import replace
 from rendezvous_peers import record
 from supervised import pair, shell_of_ranks, wait_to_read
 

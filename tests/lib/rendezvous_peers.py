@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from inside import replace
 
 from distboot import DistbootError
 from distboot.agent.agent import Agent
@@ -105,7 +106,11 @@ class Process(threading.Thread):
     def get_ready(self, side: Coordinator | Worker, ready: Ready, limit: float) -> None:
         """What the agent of the rank does once all have met."""
         assert self.membership is not None
-        joined = Joined(side._plan, side=side)
+        joined = Joined(side._plan)
+        if isinstance(side, Coordinator):
+            joined.coordinator = side
+        else:
+            joined.worker = side
         joined.result = JoinResult(self.membership)
         self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.shell.take(self.rank, Register(1000 + self.rank), time.monotonic())

@@ -5,10 +5,10 @@ import re
 import signal
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import pytest
 from conftest import Run
+from inside import replace
 from launched import in_both_ways, in_one_way
 from supervised import Job, Start, raised, until
 

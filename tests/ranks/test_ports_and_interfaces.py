@@ -9,12 +9,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from captured import one
 from conftest import Run
+from inside import replace
 from rendezvous_peers import plan_for, record
 from supervised import Start, until
 

@@ -4,12 +4,20 @@ import json
 import os
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Run
-from inside import Membership, ProtocolError, WorkerInfo, cpus_of_ranks, decode, encode, shared_cpus
+from inside import (
+    Membership,
+    ProtocolError,
+    WorkerInfo,
+    cpus_of_ranks,
+    decode,
+    encode,
+    replace,
+    shared_cpus,
+)
 from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun
 from recorded import lay_out
 from rendezvous_peers import record

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import StartRank0
+from inside import replace
 from rendezvous_peers import HELLO, OPEN, Rank, altered, answers, framed, peer, plan_for, record
 
 from distboot import DistbootError

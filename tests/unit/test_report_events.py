@@ -3,11 +3,11 @@
 import json
 import re
 import time
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from conftest import PACKAGE, ROOT
+from inside import replace
 from rendezvous_peers import record
 from reported import NOON, Log, begun, join
 

@@ -1,9 +1,9 @@
 """The ranks of the benches at 10,000 ranks are sockets: the real rank 0 takes them for ranks."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+from inside import replace
 from rendezvous_peers import Rank0, answers, peer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from inside import replace
 
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.loop import EventLoop

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -19,6 +18,7 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import replace
 from supervised import pair
 
 from distboot.agent import child

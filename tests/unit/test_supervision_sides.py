@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from inside import replace
 from rendezvous_peers import altered, framed
 from supervised import pair, raised, shell_of_ranks, wait_to_read
 

@@ -6,9 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
+from ...base.dataclass import as_dict, replace
 from ...base.text import counted, escape_control, first_line
 from ...cli.output import emit
 from ...cli.parser import Parser
@@ -37,7 +37,7 @@ def doctor(arguments: list[str]) -> int:
     found = examine(machine)
     report: dict[str, Any] = {
         "host": machine.host,
-        "findings": [asdict(finding) for finding in found],
+        "findings": [as_dict(finding) for finding in found],
     }
     shown = text(found, machine.host)
     if options.job:

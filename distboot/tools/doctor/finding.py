@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
+from ...base.dataclass import dataclass
 from ...base.errors import DistbootError
 from ...rendezvous.protocol import of, text, valid
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
 from typing import Any, NamedTuple
 
 from ...agent.meet import join_here
 from ...agent.session import Session
+from ...base.dataclass import as_dict, dataclass
 from ...base.errors import with_rank
 from ...base.settings import join_timeout_setting
 from ...base.table import first_that_holds
@@ -79,7 +79,7 @@ def _report(
     findings = []
     titled = []
     for finding, numbers in groups:
-        findings.append({**asdict(finding), f"{unit}s": numbers})
+        findings.append({**as_dict(finding), f"{unit}s": numbers})
         whose = _whose(numbers, job.membership, unit)
         titled.append((finding, f"{finding.name}: {whose}"))
     report = {
@@ -109,7 +109,7 @@ def gathered(job: Session, own: list[Finding]) -> dict[int, list[Finding]]:
 def _shortened(findings: Sequence[Finding]) -> Findings:
     short = []
     for finding in findings[:_MOST]:
-        texts = [text[:LONGEST] for text in astuple(finding)]
+        texts = [text[:LONGEST] for text in as_dict(finding).values()]
         short.append(Finding(*texts))
     return Findings(tuple(short))
 
