@@ -9,13 +9,13 @@ agent appends to it: each line is one write, so jobs may share a file.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 
+from ..base.patterns import pattern
 from ..base.text import escape_control, without_secret
 
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_HOST = pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _LONGEST = 300  # characters of why
 
 

@@ -15,21 +15,22 @@ import os
 import re
 from collections.abc import Iterator
 
+from ..base.patterns import pattern
 from ..base.text import without_secret
 from ..job.exit_status import FATAL
 from ..job.stacks import ONE_THREAD
 from ..script.crash_hooks import EXCEPTION, STACKS
 from ..script.progress import is_our_thread
 
-_EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
+_EVENT = pattern(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _BEGINNING = f"\0{EXCEPTION} ".encode()  # of the event that tells of one
 _LONGEST = 3500  # characters of a text
-_PIPE_OF_STACKS = re.compile(r"([0-9]{1,9}) ([0-9]{1,18})")
+_PIPE_OF_STACKS = pattern(r"([0-9]{1,9}) ([0-9]{1,18})")
 _MOST_PROCESSES = 256  # that have told of their pipe
 _MOST_KEPT = 16384  # bytes: what faulthandler writes of many threads
 _ONE_THREAD = ONE_THREAD.encode()
 # Where each thread begins in the dump of a crash, and how one begins that is not the current one
-_THREADS = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
+_THREADS = pattern(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
 _ANOTHER = "Thread"
 
 

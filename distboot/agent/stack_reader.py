@@ -22,6 +22,7 @@ from functools import partial
 
 from ..base.dataclass import replace
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.process import Process, children_of
 from ..base.threads import start_without_signals
 from ..job.stacks import (
@@ -56,14 +57,14 @@ _STATES = {
     "t": "stopped by a debugger",
 }
 # Where a process waits for a worker that it has started
-_WAITS_FOR_WORKER = re.compile(r"/(multiprocessing|concurrent/futures|torch/utils/data)/")
+_WAITS_FOR_WORKER = pattern(r"/(multiprocessing|concurrent/futures|torch/utils/data)/")
 # Where a loop of the user's own in a worker waits for work
-_WAITS_FOR_WORK = re.compile(r"/multiprocessing/(queues|connection|synchronize|managers)\.py:")
+_WAITS_FOR_WORK = pattern(r"/multiprocessing/(queues|connection|synchronize|managers)\.py:")
 # What calls the function of a worker; further out, a fork has the stack of what has started it
-_CALLS_FUNCTION = re.compile(r"_bootstrap \(.*/multiprocessing/process\.py:\d+\)")
+_CALLS_FUNCTION = pattern(r"_bootstrap \(.*/multiprocessing/process\.py:\d+\)")
 # mpi4py has no frame of its own: the line of the script that calls it shows the collective
 # operation.
-_MPI_CALL = re.compile(
+_MPI_CALL = pattern(
     r"\.(Barrier"
     r"|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?"
     r"|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("

@@ -10,13 +10,13 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, AnyStr
 
 
 class _Pattern:
     """Stands for a `re.Pattern`, and compiles it at the first use of one of its methods."""
 
-    def __init__(self, text: str, flags: int) -> None:
+    def __init__(self, text: str | bytes, flags: int) -> None:
         self._text = text
         self._flags = flags
 
@@ -27,6 +27,6 @@ class _Pattern:
         return found
 
 
-def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+def pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """The same as `re.compile`, later."""
     return _Pattern(text, flags)  # type: ignore[return-value]

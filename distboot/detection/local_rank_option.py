@@ -14,7 +14,7 @@ from ..base.patterns import pattern
 LOCAL_RANK = "--local_rank"  # DeepSpeed's spelling, and that of torch before 2.0
 _SPELLINGS = pattern(r"--local[-_]rank")
 _NUMBER = pattern(r"-?[0-9]{1,9}")
-_EMPTY_OR_NUMBER = pattern(rf"({_NUMBER.pattern})?")
+_EMPTY_OR_NUMBER = pattern(r"(-?[0-9]{1,9})?")
 
 
 class _Given(NamedTuple):

@@ -42,7 +42,7 @@ _LONGEST_RANGE = 65536  # Slurm's own bound for one range
 _LONGEST_JSON = 1_000_000  # characters
 
 _NAME = pattern(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
-_WITH_BRACKETS = pattern(rf"((?:{_NAME.pattern})?\[[0-9,-]+\])+", re.ASCII)
+_WITH_BRACKETS = pattern(r"((?:[A-Za-z0-9_.][A-Za-z0-9_.-]*)?\[[0-9,-]+\])+", re.ASCII)
 _BRACKETS = pattern(r"\[([0-9,-]+)\]", re.ASCII)
 # One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
 _ITEM = pattern(r"((?:[^,\[]+|\[[^\]]*\]?)*),")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 
+from ..base.patterns import pattern
 from ..base.text import SECRET_PARAMETERS
 from .accelerators import VISIBILITY
 
@@ -20,7 +21,7 @@ _MOST = 300  # variables
 _LONGEST = 100  # characters of a name
 _DIGITS = 12  # of a digest
 # What differs between healthy nodes: of launchers and platforms, of a login, of this very process
-_OF_EACH_NODE = re.compile(
+_OF_EACH_NODE = pattern(
     r"""
     (OMPI|PMIX|PMI|PRTE|PALS|MPI|MPIR|I_MPI|HYDRA|HYDI|MV2|FLUX|JSM|LSB|LSF|PBS|SGE|SLURM|SLURMD
      |SRUN|TORCHELASTIC|PET|DISTBOOT|AZ_BATCH|AZUREML|AML|AWS_BATCH|SM|VC|SKYPILOT|RUNPOD|RAY
@@ -39,7 +40,7 @@ _OF_EACH_NODE = re.compile(
     """,
     re.VERBOSE,
 )
-_NAMES_SECRET = re.compile(
+_NAMES_SECRET = pattern(
     r"""
     SECRET|TOKEN|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|KEY|AUTH|BEARER|COOKIE|PRIVATE|SIGNATURE
     |CONNECTION_?STRING
@@ -48,7 +49,7 @@ _NAMES_SECRET = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 # user:password@host, or a token in place of both; a signed URL; a connection string
-_HAS_LOGIN = re.compile(
+_HAS_LOGIN = pattern(
     rf"://[^/\s]+@|(^|[?&;])\s*({SECRET_PARAMETERS})=",
     re.IGNORECASE,
 )

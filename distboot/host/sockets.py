@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ..base.patterns import pattern
 from ..base.text import escape_control
 
 # sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -20,7 +21,7 @@ from ..base.text import escape_control
 # 0A: TCP_LISTEN in include/net/tcp_states.h
 _LISTENING = r"^ *[0-9]+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A(?: +[^ ]+){{5}} +([0-9]+) "
 _LIMIT = 1.0  # seconds for a look at the files of all processes
-_OPTION_OF_PYTHON = re.compile(r"-[A-Za-z]+")
+_OPTION_OF_PYTHON = pattern(r"-[A-Za-z]+")
 _LONGEST_COMMAND = 100  # characters
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 from ..base.dataclass import dataclass
+from ..base.patterns import pattern
 from ..base.process import ABORT, FROM_OUTSIDE, KILL, signal_name, signal_of_code
 from ..base.text import digits, escape_control
 from ..rendezvous.protocol import (
@@ -52,17 +53,17 @@ _UNKNOWN = (
     "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 )
 # A frame and its lines of code
-_FRAME = re.compile(r'^  File "([^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
-_SEVERAL_LEFT_OUT = re.compile(rf"^(?:{_LEFT_OUT}\n)+", re.MULTILINE)
-_CODE_ALONE = re.compile(r"\A(?:    .*\n){1,2}")  # lines of code without their place
+_FRAME = pattern(r'^  File "([^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_SEVERAL_LEFT_OUT = pattern(rf"^(?:{_LEFT_OUT}\n)+", re.MULTILINE)
+_CODE_ALONE = pattern(r"\A(?:    .*\n){1,2}")  # lines of code without their place
 _DISTBOOT_ERROR = "distboot.DistbootError"
-_ERROR = re.compile(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
+_ERROR = pattern(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
 # How c10 of torch begins an error: its own source file, and the expression that was false
-_C10 = re.compile(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
+_C10 = pattern(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
 _UNCAUGHT = "uncaught exception: "
 _SHORT = 70  # characters: of a text with fewer, only the beginning is kept, which has the type
 # Of faulthandler
-_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
+_PLACE = pattern(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class UncaughtException:
 
 
 # An exception with which a framework tells that a peer is gone: Gloo has a RuntimeError
-_OF_FRAMEWORK = re.compile(
+_OF_FRAMEWORK = pattern(
     r"^(?:RuntimeError|SystemExit"
     r"|(?:distboot|deepspeed|horovod|jax\w*|mpi4py|tensorflow|torch)\.).*",
     re.MULTILINE,

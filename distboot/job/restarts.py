@@ -12,12 +12,12 @@ a node that has failed the check before the round does not count there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 from ..base.errors import CODES
+from ..base.patterns import pattern
 from ..base.process import signal_of_code
 from ..base.settings import RestartSettings
 from ..base.table import first_that_holds
@@ -33,7 +33,7 @@ _STAYS = {
 }
 STOPPED = "the job was asked to stop"
 _MPI = "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
-_CODE = re.compile(r"error\[([a-z-]+)\]")
+_CODE = pattern(r"error\[([a-z-]+)\]")
 
 
 def failed_round(

@@ -6,10 +6,10 @@ headline of at most `LONGEST_HEADLINE` characters, and below it the lines of a t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ..base.dataclass import dataclass, replace
+from ..base.patterns import pattern
 from ..base.process import signal_name
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import (
@@ -55,13 +55,13 @@ _SHORT_PLACE = 32
 # Gloo's unbound_buffer.cc: "Timed out waiting 8000ms for recv operation to complete"; NCCL's
 # watchdog: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, …,
 # Timeout(ms)=8000) ran for …"
-_TIMEOUT = re.compile(
+_TIMEOUT = pattern(
     r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
 )
 # What a description of a wait can do without; the first goes first
 LEAST_MISSED_OF_WAIT = (
-    re.compile(", judging by the stacks"),
-    re.compile(r" (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
+    pattern(", judging by the stacks"),
+    pattern(r" (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
 )
 # The end of the description of a wait for which the job ends
 BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends the job"

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from ..base.dataclass import dataclass
+from ..base.patterns import pattern
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.protocol import of, several, text
 from ..script.exceptions import is_of_distboot
@@ -35,12 +36,12 @@ _REMEMBERED = 256  # stacks: those of thousands of ranks are alike
 _MOST_GROUPS = 20  # of ranks, in the log
 _MOST_CALLS = 6  # of the user's own code, in a line
 
-_FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
-_DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')  # by faulthandler
-_RAISED = re.compile(r'  File "(.*)", line (\d+), in (.*)')  # in a traceback
+_FRAME = pattern(r"(.*) \((.*):(\d+)\)", re.DOTALL)
+_DUMPED = pattern(r'  File "(.*)", line (\d+) in (.*)')  # by faulthandler
+_RAISED = pattern(r'  File "(.*)", line (\d+), in (.*)')  # in a traceback
 ONE_THREAD = "Stack (most recent call first):"  # how faulthandler begins that of one thread
 _TRACEBACK = "Traceback (most recent call last):"
-_FOREIGN = re.compile(
+_FOREIGN = pattern(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |"
     r"/distboot/(agent|base|cli|detection|frameworks|host|job|rendezvous|report|script)/"
     r"|/distboot/(startup|tools)/"
@@ -48,14 +49,14 @@ _FOREIGN = re.compile(
     r"|^mpi4py$"
 )
 # Frames between the user's code and what it has called
-_WRAPPERS = re.compile(
+_WRAPPERS = pattern(
     r"(wrapper|inner|inner_func|_fn|decorate_context|_wrapped_call_impl|_call_impl|__call__) \("
     r"|\S+ \(.*/tqdm/"
     # Of TensorFlow and Keras around each of their methods; and around a compiled function
     r"|error_handler \(.*/traceback_utils\.py|\S+ \(.*/tensorflow/python/eager/"
 )
 # Where a process waits for others
-_WAITS = re.compile(
+_WAITS = pattern(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)"
     r"|/horovod/"
     r"|\(mpi4py:"
@@ -64,7 +65,7 @@ _WAITS = re.compile(
     r"|/distboot/(context|agent/session)\.py"
 )
 # Where it waits in a collective operation that torch counts; not in one of two ranks
-OPERATION = re.compile(
+OPERATION = pattern(
     r"^((all_)?(reduce|gather|to_all)\w*|barrier|broadcast\w*|scatter\w*|reduce_scatter\w*) "
     r"\(.*/torch/distributed/(distributed_c10d|_functional_collectives)"
 )

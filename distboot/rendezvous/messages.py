@@ -8,11 +8,11 @@ ends this connection only. How a rank ends is in `job.messages`.
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 from ..base.dataclass import dataclass
 from ..base.errors import CODES, DistbootError
+from ..base.patterns import pattern
 from ..base.text import escape_control, is_list_of_cpus, without_secret
 from .protocol import (
     VERSION,
@@ -63,7 +63,9 @@ shared_variables = several(several(text(1 << 14), 2, least=2, what="variable"), 
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
 _key_name = valid(lambda value: value in _KEY_NAMES, "name of a key")
-_nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
+_NONCE = pattern("[0-9a-f]{32}")
+# A lambda, so that it is compiled when it is used
+_nonce = both(text(32), valid(lambda value: _NONCE.fullmatch(value), "nonce"))  # noqa: PLW0108
 
 
 @dataclass(frozen=True, slots=True)

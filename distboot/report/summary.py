@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
+from ..base.patterns import pattern
 from ..base.text import counted, ranks_said
 from ..job.exit_status import without_middle
 from ..job.root_cause import BY_HANG_STOP, LEAST_MISSED_OF_WAIT
@@ -32,11 +33,11 @@ _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
 _LEAST_WITH_END = 30  # characters of a text whose middle is left out, not its end
-_HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
+_HOST = pattern(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 # Which process of a host it was
-_PLACE = re.compile(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
+_PLACE = pattern(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
 # What got the signal that ended a hang
-_RECEIVER = re.compile(
+_RECEIVER = pattern(
     r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
 )
 _LONGEST_SUMMARY = 220  # characters

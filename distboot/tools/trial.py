@@ -7,7 +7,6 @@ A launch gives each rank the environment that the launcher would give it, as the
 from __future__ import annotations
 
 import ipaddress
-import re
 import signal
 import socket
 import subprocess
@@ -19,11 +18,12 @@ from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.internal_variables import INTERNAL, RANK
+from ..base.patterns import pattern
 from ..base.text import did_you_mean, short_repr
 from ..detection.order import LAUNCHERS
 from ..host import network
 
-_SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
+_SHAPE = pattern(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
 _STOPPING = 10.0  # seconds for a process to end after a signal
 # All run on this host, each a wrapper and a script: eight nodes with eight ranks
 _MOST_RANKS = 64
@@ -48,7 +48,7 @@ RANK={rank} WORLD_SIZE={size} PYTHONUNBUFFERED=1 PET_NNODES={nodes} PET_NPROC_PE
 KUBERNETES_SERVICE_HOST=10.96.0.1
 """,
 }
-_LAUNCHER_VARIABLE = re.compile(
+_LAUNCHER_VARIABLE = pattern(
     r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
     r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NUM_NODES|MASTER_(ADDR|PORT))$"
 )

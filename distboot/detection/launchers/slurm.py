@@ -11,10 +11,10 @@ and rank 0 is one where the id or the size of a step is there, too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from ...base.errors import UNKNOWN_RANK, DistbootError
+from ...base.patterns import pattern
 from ...base.text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
 from ..left_over import LeftOver
@@ -39,7 +39,7 @@ _SAME_IN_A_STEP = (
 )
 
 # Values of -m for which it does; empty is the default
-_IN_ORDER = re.compile("block|cyclic|plane|$")
+_IN_ORDER = pattern("block|cyclic|plane|$")
 
 # The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step
 # (slurm.h: SLURM_INTERACTIVE_STEP).

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 
+from ...base.patterns import pattern
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from . import Launcher
 
-_ERROR_FILE = re.compile(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII | re.DOTALL)
+_ERROR_FILE = pattern(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII | re.DOTALL)
 _NO_ID = "none"  # torchrun's word for no --rdzv-id
 _RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
 

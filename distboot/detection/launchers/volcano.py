@@ -5,15 +5,15 @@ VC_TASK_INDEX counts within one kind of task. VC_WORKER_NUM and its like are of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from ...base.patterns import pattern
 from ...base.text import digits
 from ..env_reader import EnvReader
 from ..node_platform import NodePlatform
 from . import has_any
 
-_COUNT = re.compile(r"VC_.*_NUM|VC_NUM")
+_COUNT = pattern(r"VC_.*_NUM|VC_NUM")
 _MARKERS = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from ...base.patterns import pattern
 from ...base.table import first_that_holds
 from ...host import accelerators as host_accelerators
 from .finding import (
@@ -28,7 +29,7 @@ _NEEDED_BUILD = {"NVIDIA": "CUDA", "AMD": "ROCm"}
 _FILES_OF_VENDOR = {"NVIDIA": "dev/nvidia[0-9]*", "AMD": "dev/kfd"}
 _WHERE = "pytorch.org, Get started, lists the builds"
 # cuda: Optional[str] = '12.6'
-_ASSIGNMENT = re.compile(r"^(\w+)[^=\n]*= '([^']*)'$", re.MULTILINE)
+_ASSIGNMENT = pattern(r"^(\w+)[^=\n]*= '([^']*)'$", re.MULTILINE)
 
 
 class TorchBuild(NamedTuple):
