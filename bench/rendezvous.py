@@ -18,11 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from distboot import DistbootError
+from distboot.base.dataclass import replace
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.membership import JoinPlan, Membership, build_membership
 from distboot.rendezvous.messages import Hello, Members, WorkerInfo

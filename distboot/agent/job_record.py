@@ -36,6 +36,7 @@ class JobRecord:
         self._membership = membership
         self._log = log
         self._has_stalled = False  # the file system of the file of bad hosts
+        self._unsaid: list[str] = []  # of a round that another one was to follow
         self.appliers: Appliers = {
             of_job.Record: self._record,
             of_job.Heard: self.hear,
@@ -106,16 +107,11 @@ class JobRecord:
             earlier = restarts.rounds
             before = restarts.spent or before
             restarts.spent = before.with_round(round_, now)
+        summary = summary_line(*known, exit_code, rounds=earlier)
+        goodput = goodput_line(before.with_round(round_, now))
+        self._unsaid = list(filter(None, (summary, goodput)))
         if not self._facts.is_followed:
-            line = summary_line(
-                *known,
-                exit_code,
-                rounds=earlier,
-            )
-            self._shell.say(line)
-            goodput = goodput_line(before.with_round(round_, now))
-            if goodput:
-                self._shell.say(goodput)
+            self.say_unsaid()
         if settings.report is None or self._log[0].event != "rendezvous_started":
             return
         content = partial(job_report, *known, earlier, before=before)
@@ -123,6 +119,12 @@ class JobRecord:
         problem = _within_report_limit(write, settings.report)
         if problem is not None:
             self._shell.say(problem)
+
+    def say_unsaid(self) -> None:
+        """Print the summary, unless it was: no other round follows."""
+        for line in self._unsaid:
+            self._shell.say(line)
+        self._unsaid = []
 
     def _exit_code_of_job(self) -> int | None:
         """The exit code for the launcher; None where no failure and no signal has ended the job."""

@@ -145,7 +145,9 @@ class Rounds(NamedTuple):
         ):
             code = self._run_ranks(job, watch, report, logs)
             cause = watch.next_round
-        if cause is not None:
+        if cause is None:
+            watch.leave()
+        else:
             restarts.ended(cause, watch.agents())
         return code
 

@@ -303,3 +303,20 @@ def test_texts_of_rank_0_lose_control_characters() -> None:
 def test_agent_that_does_not_speak_stops_its_rank(reporter: Job) -> None:
     reporter.send(0, replace(FAILED, speaks=False))
     assert (reporter.said, list(reporter.side.own.orders)) == ([], [1])
+
+
+def test_summary_waits_for_another_round(running: Job) -> None:
+    running.send(2, Exited(ExitStatus(exit_code=4)))
+    running.side.facts.is_followed = True
+    connections = running.side.connections
+    assert isinstance(connections, RankConnections)
+    connections.record.summarize()
+    assert not any(map(_is_summary, running.said)), running.said
+    # None follows, as the job was asked to stop meanwhile
+    for _ in range(2):
+        connections.record.say_unsaid()
+        assert len(list(filter(_is_summary, running.said))) == 1, running.said
+
+
+def _is_summary(said: str) -> bool:
+    return said.startswith("summary: 4 ranks on ")
