@@ -306,7 +306,7 @@ def test_agent_that_does_not_speak_stops_its_rank(reporter: Job) -> None:
 
 
 def test_summary_waits_for_another_round(running: Job) -> None:
-    running.send(2, Exited(ExitStatus(exit_code=4)))
+    running.send(2, Exited(ExitStatus(code=4, when=1.0)))
     running.side.facts.is_followed = True
     connections = running.side.connections
     assert isinstance(connections, RankConnections)
