@@ -10,11 +10,15 @@ import errno
 import os
 from contextlib import suppress
 
+from ..base.patterns import pattern
 from ..base.text import short_repr
 from ..rendezvous.events import job_time
-from ..report.files import is_of_each_process, is_special
+from ..report.files import beginning_of, is_of_each_process, is_special
 from ..report.metrics import Metrics
 from .state_writer import StateWriter
+
+# How a file of metrics begins, or one without any content
+_MAY_BE_REPLACED = pattern(rb"$|# TYPE distboot_")
 
 
 class MetricsFile(StateWriter):
@@ -33,7 +37,7 @@ class MetricsFile(StateWriter):
         return metrics.text(job_time())
 
     def write(self, text: str) -> None:
-        _refuse_special(self._path)
+        _refuse_other_content(self._path)
         part = f"{self._path}.{os.urandom(4).hex()}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         descriptor = os.open(part, flags, 0o644)
@@ -48,7 +52,12 @@ class MetricsFile(StateWriter):
             raise
 
 
-def _refuse_special(path: str) -> None:
-    """Refuse a folder, a pipe and a device, and a link to one, which would be replaced."""
+def _refuse_other_content(path: str) -> None:
+    """Refuse what would be replaced: a folder, a pipe, a device, a link to one, and other content."""
     if is_special(path) or is_of_each_process(path):
         raise OSError(errno.EINVAL, "it is not a regular file")
+    beginning = b""
+    if not os.path.islink(path):  # a link is replaced, and not what it leads to
+        beginning = beginning_of(path)
+    if _MAY_BE_REPLACED.match(beginning) is None:
+        raise OSError(errno.EEXIST, "it has no metrics of a job in it, and would be replaced")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .errors import DistbootError
 from .patterns import pattern
-from .text import digits, short_repr
+from .text import SHORTEST_SECRET, digits, short_repr
 
 _LONGEST = 86400.0  # seconds: a day
 # Whether 0 is valid: the least number of seconds, and the hint for one that is not valid
@@ -61,6 +61,12 @@ def secret(given: Given) -> str:
             given.code,
             f"DISTBOOT_SECRET has {len(found)} characters, and may have {_LONGEST_SECRET}",
             "64 random hex digits are enough: openssl rand -hex 32",
+        )
+    if 0 < len(found) < SHORTEST_SECRET:
+        raise DistbootError(
+            given.code,
+            f"DISTBOOT_SECRET is too short: it needs at least {SHORTEST_SECRET} characters",
+            "it is a text that all ranks know, and no switch: openssl rand -hex 32 makes one",
         )
     return found
 

@@ -110,8 +110,8 @@ SETTINGS = (
     ),
     Setting(
         "DISTBOOT_SECRET",
-        "a text that all ranks of the job know and no one else: only processes that know it can "
-        "join",
+        "a text of at least 6 characters that all ranks of the job know and no one else: only "
+        "processes that know it can join",
         read=readers.secret,
         page="../explanation/security.md",
     ),

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.text import (
     escape_control,
     first_line,
@@ -38,6 +39,8 @@ _FIRST_LINE = 4096  # bytes of a journal that show what it is
 # The sidecar's output is not the script's, and a log must not be replaced, nor what is in /dev
 _OF_EACH_PROCESS = ("/dev/std", "/dev/fd", "/proc/")
 _WHY_NO_FILE = "it is a different file for each process"
+# How a report begins, as JSON or as a page
+_REPORT = pattern(rb"""\{\s*"outcome"|<!doctype html>(?s:.{,200})default-src 'none'; script-src""")
 _MOST_LINKS = 40  # as the kernel follows
 
 
@@ -66,12 +69,23 @@ def _why_unwritable(path: str) -> str | None:
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
-            return _why_no_journal(path)
+            return _why_not_replaced(path) or _why_no_journal(path)
     except OSError as error:
         return error.strerror or ""
     except ValueError as error:  # a path with a null character
         return str(error)
     return None
+
+
+def _why_not_replaced(path: str) -> str | None:
+    """Why the report may not replace the file: it is not the report of an earlier job."""
+    from ..job.journal import path_beside  # here, as most jobs have no report
+
+    is_journal = path_beside(path) == path  # of which `_why_no_journal` says so
+    beginning = beginning_of(path)
+    if is_journal or not beginning or _REPORT.match(beginning):
+        return None
+    return "it is no report, and would be replaced"
 
 
 def _why_no_journal(path: str) -> str | None:

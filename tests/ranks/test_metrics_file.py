@@ -131,6 +131,7 @@ BAD_PATHS = {
     ".": "it is not a regular file",
     "/dev/full": "it is not a regular file",
     "nowhere/job.prom": "No such file or directory",
+    "train.py": "it has no metrics of a job in it, and would be replaced",
 }
 
 

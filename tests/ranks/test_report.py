@@ -393,6 +393,21 @@ def test_own_output_is_no_file_for_a_report(
     assert "a different file for each process" in str(unwritable(path))
 
 
+@pytest.mark.parametrize("name", ["train.py", "page.html", "job.json"])
+def test_only_a_report_is_replaced(distboot: Run, tmp_path: Path, name: str) -> None:
+    command = ("run", "--nproc-per-node", "2", "--report", name, "--", "true")
+    for _ in range(2):
+        assert distboot(*command).returncode == 0
+    written = tmp_path / name
+    assert "2 ranks" in written.read_text()
+    data = '<!doctype html>\n<title>distboot</title>\n{"outcome": 1}\n'
+    written.write_text(data)
+    refused = distboot(*command)
+    assert refused.returncode == 74
+    assert f"{name}' cannot be written: it is no report, and would be replaced" in refused.stderr
+    assert written.read_text() == data
+
+
 def test_data_beside_the_report_is_not_replaced(distboot: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text('{"text": "one"}\n{"text": "two"}\n')

@@ -189,6 +189,14 @@ def test_text_that_no_message_takes_is_refused(
     assert done.stderr.count("Traceback") == (way == "init")  # the script's own
 
 
+def test_secret_that_is_a_switch_is_refused(distboot: Run) -> None:
+    # It is in most numbers of a message, which are not hidden
+    done = distboot("--nproc-per-node", "2", "--", "true", env={"DISTBOOT_SECRET": "1"})
+    assert done.returncode == 78
+    assert "DISTBOOT_SECRET is too short: it needs at least 6 characters" in done.stderr
+    assert "***" not in done.stderr
+
+
 def test_option_overrides_an_invalid_variable(distboot: Run) -> None:
     env = {"DISTBOOT_GRACE": "abc", "DISTBOOT_JOIN_TIMEOUT": "abc"}
     options = ["--grace", "2", "--join-timeout", "3"]
