@@ -50,7 +50,7 @@ def detect_here(
     others = _other_hosts(
         environ,
         look_up or _look_up,
-        is_own or _is_own,
+        is_own or is_own_host,
     )
     if others:
         from .not_alone import not_alone
@@ -81,7 +81,7 @@ def _other_hosts(
 
 def other_rank_0(environ: Mapping[str, str]) -> str:
     """For people: the address of rank 0, if that is another host; empty: there is none."""
-    for sign in _other_hosts(environ, _known_addresses, _is_own):
+    for sign in _other_hosts(environ, _known_addresses, is_own_host):
         name = sign.variables[0]
         value = short_repr(sign.values[0])
         return f"{sign.meaning} ({name}={value})"
@@ -145,7 +145,7 @@ def _known_addresses(name: str) -> list[str]:
     return []
 
 
-def _is_own(host: str) -> bool:
+def is_own_host(host: str) -> bool:
     """Whether this is the name of this host, or an address that a socket of it can have."""
     import socket
 

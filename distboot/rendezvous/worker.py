@@ -393,9 +393,6 @@ class Worker:
         return DistbootError("missing-rank", text, self._hint_for_rank_0())
 
     def _hint_for_rank_0(self) -> str:
-        # Here, as the agent of `init` needs nothing else of detection
-        from ..detection.parse import is_loopback
-
         if self._refusal:
             return self._remedy
         if self._plan.earlier:
@@ -407,8 +404,13 @@ class Worker:
             f"look at the output of {unit} 0: "
             "it ended early, never started, is on a different host, or behind a firewall"
         )
+        # Here, as the agent of `init` needs nothing else of detection
+        from ..detection.here import is_own_host
+        from ..detection.parse import is_loopback
+
         hosts = self._plan.hosts
-        if all(map(is_loopback, hosts)) and self._own.num_nodes != 1:
+        is_here = all(is_loopback(host) or is_own_host(host) for host in hosts)
+        if is_here and self._own.num_nodes != 1:
             hint += (
                 f"; {hosts[0]} is this host: if {unit} 0 is on a different one,"
                 " set MASTER_ADDR to its name"

@@ -344,6 +344,20 @@ def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     )
 
 
+@pytest.mark.parametrize("own", ["nodeb", ADDRESSES["nodeb"]])
+def test_own_address_of_each_host_is_named(hosts3: Hosts, own: str) -> None:
+    # Each host has set MASTER_ADDR to its own name
+    done = _job(
+        hosts3,
+        ("nodea", "nodeb"),
+        *SHOW_JOB,
+        DISTBOOT_JOIN_TIMEOUT="2",
+        each={1: {"MASTER_ADDR": own}},
+    )
+    said = f"{own} is this host: if rank 0 is on a different one, set MASTER_ADDR to its name"
+    assert said in done[1].stderr, done[1].stderr
+
+
 def test_loopback_is_right_with_one_node(distboot: Run, port: int) -> None:
     job = {
         "RANK": "0",
