@@ -2,13 +2,11 @@
 
 That one compiles six methods for each class. This takes half a millisecond a class, and an agent has
 67: it was half of the time until the agent beside a rank was there (33 of 72 ms). It also imports
-`inspect`. Here the methods are written once, and go through the fields of the class. A class is
-defined in a hundredth of the time, and an object is made in the same time.
+`inspect`. Here the methods are written once, and go through the fields of the class. Only `__init__`
+is compiled, when the first object of a class is made: most processes use a part of the classes.
 
-What is here behaves as there, with three exceptions. All classes have slots. A class has its own
-fields alone, not those of its bases. Of arguments that do not fit, only those that are missing or
-unknown are refused here: type checkers find the others, to which these are the classes of the
-standard library.
+What is here behaves as there, with two exceptions: all classes have slots, and a class has its own
+fields alone, not those of its bases. To type checkers these are the classes of the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["as_dict", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
-_FIELDS = "_fields_of_dataclass"  # the attribute of a class
 _set = object.__setattr__
 
 
@@ -50,16 +47,11 @@ class Field:
         self.compare = compare
         self.metadata = metadata
 
-    def default_value(self) -> Any:
-        """Its value where none is given; `_MISSING`: it has to be given."""
-        if self.default_factory is None:
-            return self.default
-        return self.default_factory()
-
 
 def fields(kind: type) -> dict[str, Field]:
     """The fields of a dataclass, by name."""
-    found: dict[str, Field] = getattr(kind, _FIELDS)
+    known: Any = kind
+    found: dict[str, Field] = known._fields_of_dataclass  # noqa: SLF001 - its own
     return found
 
 
@@ -93,7 +85,7 @@ def _dataclass(
         for name in (*declared, "__dict__", "__weakref__"):
             content.pop(name, None)
         content["__slots__"] = tuple(declared)
-        content[_FIELDS] = declared
+        content["_fields_of_dataclass"] = declared
         content["_compared"] = _getter(compared)
         return type(kind)(kind.__name__, kind.__bases__, content)
 
@@ -126,37 +118,38 @@ def _getter(names: list[str]) -> Any:
 
 
 def _init(self: Any, /, *values: Any, **named: Any) -> None:
-    declared = getattr(self, _FIELDS)
-    given = dict(zip(declared, values, strict=False))
-    given.update(named)
-    if given.keys() != declared.keys():
-        _complete(given, type(self))
-    for name, value in given.items():
-        _set(self, name, value)
-    finish = getattr(self, "__post_init__", None)
-    if finish is not None:
-        finish()
+    """For the first object of a class; it gives the class an `__init__` of its own."""
+    kind: Any = type(self)
+    kind.__init__ = _compiled_init(kind)
+    kind.__init__(self, *values, **named)
 
 
-def _complete(given: dict[str, Any], kind: type) -> None:
-    """Add the default values.
-
-    Raises:
-        TypeError: something is still missing, or unknown.
-    """
-    declared = fields(kind)
-    for name in declared.keys() - given.keys():
-        value = declared[name].default_value()
-        if value is not _MISSING:
-            given[name] = value
-    wrong = given.keys() ^ declared.keys()
-    if wrong:
-        raise TypeError(f"{kind.__name__}() has no value, or no field, for {sorted(wrong)}")
+def _compiled_init(kind: type) -> Any:
+    """`__init__` with the fields as its parameters, as in the standard library."""
+    known: dict[str, Any] = {"_set": _set, "_MISSING": _MISSING}
+    parameters = ["self"]
+    lines = []
+    for name, declaration in fields(kind).items():
+        parameter = name
+        if declaration.default_factory is not None:
+            known[f"_make_{name}"] = declaration.default_factory
+            parameter = f"{name}=_MISSING"
+            lines.append(f"if {name} is _MISSING: {name} = _make_{name}()")
+        elif declaration.default is not _MISSING:
+            known[f"_default_{name}"] = declaration.default
+            parameter = f"{name}=_default_{name}"
+        parameters.append(parameter)
+        lines.append(f"_set(self, {name!r}, {name})")
+    if hasattr(kind, "__post_init__"):
+        lines.append("self.__post_init__()")
+    body = "\n ".join(["pass", *lines])
+    exec(f"def __init__({', '.join(parameters)}):\n {body}", known)  # noqa: S102 - names of fields
+    return known["__init__"]
 
 
 def _repr(self: Any) -> str:
     shown = []
-    for name, declaration in getattr(self, _FIELDS).items():
+    for name, declaration in self._fields_of_dataclass.items():
         if declaration.repr:
             shown.append(f"{name}={getattr(self, name)!r}")
     return f"{type(self).__qualname__}({', '.join(shown)})"
