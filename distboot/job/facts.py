@@ -30,6 +30,7 @@ _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an unc
 _AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
 _end = attrgetter("end")
 _is_local = attrgetter("is_local")
+_has_succeeded = attrgetter("has_succeeded")
 
 
 class RestartDecision(Protocol):
@@ -128,6 +129,13 @@ class Facts:
     def is_undecided(self) -> bool:
         """Whether there may be a cause, which is not known yet."""
         return self.cause is None and bool(self.reports)
+
+    @property
+    def holds_failed_end(self) -> bool:
+        """Whether a wrapper has to end, or has ended, with another exit code than 0."""
+        ended = filter(_end, self.members.values())
+        failed = filterfalse(_has_succeeded, ended)
+        return all((self.is_held, any(failed)))
 
     def is_detected(self, member: RankState) -> bool:
         """Whether all ranks are told of the failure of this one."""

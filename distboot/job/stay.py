@@ -2,7 +2,9 @@
 
 An agent stays for the others, as its exit tells a launcher that its ranks have ended: the launcher
 has to see first the exit code of the rank that failed first, and a wrapper ends with the exit code
-of the job. `inf` is until something happens.
+of the job. `mpirun` kills all ranks that are left when one ends with another code than 0. After an
+external signal they may still save a checkpoint, so a wrapper with such a code stays for them, too.
+`inf` is until something happens.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def of_rank_0(facts: Facts) -> float:
         (is_alone, ended),
         (is_open and facts.may_restart, inf),
         (is_open, ended + _LINGER),
-        (is_failure, max(told_all, ended)),
+        (is_failure or facts.holds_failed_end, max(told_all, ended)),
         (True, max(lingers, concluded + _LINGER, ended)),
     )
 
@@ -58,7 +60,7 @@ def _of_cause(facts: Facts, link: Rank0Link, cause: RootCause | None) -> float:
     if cause is None:
         return _without_cause(facts, link)
     ended = facts.ends.ended_at
-    is_told = not facts.is_held or not cause.is_failure
+    is_told = not facts.is_held
     return first_that_holds(
         # Rank 0 leaves once all ranks have ended, and until then another round may be called off
         (cause.restarts and link.is_cut_off, link.gone_at),

@@ -76,6 +76,9 @@ OF_A_PEER = raised("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.
 OTHER_FAILED = Abort(RootCause((3,), True, "rank 3 failed first: exit code 3"))
 OTHER_FAILED_ONCE = Abort(replace(OTHER_FAILED.root_cause, restarts=True))
 OWN_FAILED = Abort(RootCause((RANK,), True, "rank 2 failed first: exit code 3"))
+STOPPED_BY_TERM = Abort(
+    RootCause((RANK,), False, "stopped by an external SIGTERM: rank 2 got it first, on host-1")
+)
 NO_DRIVER = Failed(("device-failed", "no driver", ""))
 UNREACHABLE = "gave no answer for 15 s, though its host answers (a firewall?)"
 
@@ -292,6 +295,7 @@ NOT_FROM_RANK_0 = (Exited(WELL), Arrive(KEY, LIMIT), Hello("job", "0" * 32), Rea
 _SECONDARY = Exited(OF_A_PEER)
 _WELL = Exited(WELL)
 _FAILED = Exited(CODE_3)
+_ASKS_FOR_MORE = Exited(ExitStatus(code=143, when=1.0))
 
 
 class Stay(NamedTuple):
@@ -324,6 +328,19 @@ STAYS = {
     ),
     "another round follows, as rank 0 has left": Stay(
         [From0(OTHER_FAILED_ONCE), Own(_FAILED), Lost()], 0.0, is_held=True, may_restart=True
+    ),
+    "stopped by a signal, and saved": Stay([From0(STOPPED_BY_TERM), Own(_WELL)], 0.0, is_held=True),
+    "stopped by a signal, without a wrapper": Stay(
+        [From0(STOPPED_BY_TERM), Own(_ASKS_FOR_MORE)], 0.0
+    ),
+    "a wrapper that a signal stopped waits for those that save": Stay(
+        [From0(STOPPED_BY_TERM), Own(_ASKS_FOR_MORE)], GRACE + 3.0, is_held=True
+    ),
+    "nor does it go first where its script missed a peer": Stay(
+        [From0(STOPPED_BY_TERM), Own(_SECONDARY)], GRACE + 3.0, is_held=True
+    ),
+    "a wrapper that a signal stopped, let go by rank 0": Stay(
+        [From0(STOPPED_BY_TERM), Own(_ASKS_FOR_MORE), Left(Detach(ended=True))], 0.0, is_held=True
     ),
     "a wrapper whose rank 0 is gone": Stay(
         [From0(OTHER_FAILED), Own(_FAILED), Lost()], 0.15, is_held=True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun
 from ranks import RunRanks
 from supervised import Job, Start, until
 
@@ -398,3 +399,30 @@ def sidecar_of(job: Job, rank: int) -> int:
             if is_sidecar and own <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
     raise AssertionError(f"rank {rank} has no agent")
+
+
+# Rank 1 has nothing to save, and its exit code makes mpirun kill the rank that is left
+_SAVES_LONGER = """
+import distboot, os, signal, sys, time
+ctx = distboot.init("none", join_timeout=60)
+step = 0
+while not ctx.preempted:
+    step += 1
+    if step == 5 and ctx.rank == 1:
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0.02)
+if ctx.is_main:
+    time.sleep(2)
+    print("saved", flush=True)
+sys.exit(143)
+"""
+
+
+@needs_mpirun
+def test_mpirun_lets_all_save_after_sigterm(run: Run, port: int) -> None:
+    env = {**MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [*TWO_OF_MPIRUN, sys.executable, "-m", "distboot", "train.py"]
+    ended = run(*command, train=_SAVES_LONGER, env=env)
+    output = ended.stdout + ended.stderr
+    assert ("saved\n" in output, ended.returncode) == (True, 143), output
+    assert "exit codes: 143 (job), 143 (ranks 0-1)" in output

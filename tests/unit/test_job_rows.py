@@ -54,6 +54,7 @@ TERMINATED = ExitStatus(signal=15, when=1.0)
 HUNG_UP = ExitStatus(signal=1, when=1.0)
 ORPHANED = ExitStatus(cause="its launcher is gone: horovodrun (process 7)", when=1.0)
 CODE_3 = ExitStatus(code=3, when=1.0)
+CODE_143 = ExitStatus(code=143, when=1.0)  # with which a script asks to be started again
 BUG = raised("ValueError: boom", "train.py:7", when=1.0)
 PEER_CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456"
 OF_A_PEER = raised(PEER_CLOSED)
@@ -715,6 +716,36 @@ STAYS: dict[str, tuple[list[Event], float]] = {
 @pytest.mark.parametrize(("events", "seconds"), STAYS.values(), ids=STAYS)
 def test_agent_of_rank_0_stays_for_others(events: list[Event], seconds: float) -> None:
     job = PureJob(USUAL)
+    for event in events:
+        job.after(event)
+    assert job.job.stays_until() - job.now == pytest.approx(seconds)
+
+
+# The same below wrappers, whose exit waits
+STAYS_OF_WRAPPER: dict[str, tuple[list[Event], float]] = {
+    "rank 0 asks for another start before the others have saved": (
+        [*SIGNALED, Wait(7), exits(0, CODE_143)],
+        GRACE + 2.0 - 7.0,
+    ),
+    "another rank does, and its wrapper waits for rank 0": (
+        [*SIGNALED, exits(1, CODE_143), Wait(7), exits(0, WELL)],
+        GRACE + 2.0 - 7.0,
+    ),
+    "all ask for another start": (
+        [*SIGNALED, *(exits(rank, CODE_143) for rank in (1, 2, 3, 0))],
+        0.0,
+    ),
+    "all that ended have ended well": ([*SIGNALED, exits(1, WELL), exits(0, WELL)], LINGER),
+    "rank 0 was killed after the grace": (
+        [*SIGNALED, Wait(GRACE + 3), exits(0, KILLED)],
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "seconds"), STAYS_OF_WRAPPER.values(), ids=STAYS_OF_WRAPPER)
+def test_wrapper_of_rank_0_stays_for_saves(events: list[Event], seconds: float) -> None:
+    job = PureJob(USUAL._replace(is_held=True))
     for event in events:
         job.after(event)
     assert job.job.stays_until() - job.now == pytest.approx(seconds)
