@@ -14,14 +14,24 @@ from .late import LateService
 from .messages import Exited, Failing, Reaped, Terminating
 from .root_cause import RankState
 from .service import Emit, Service
+from .stop_agreement import StopAgreement
 
 
 class FailureService(Service):
     """Which failure was first."""
 
-    def __init__(self, facts: Facts, emit: Emit, late: LateService, *, is_by_node: bool) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        emit: Emit,
+        late: LateService,
+        agreement: StopAgreement,
+        *,
+        is_by_node: bool,
+    ) -> None:
         super().__init__(facts, emit)
         self._late = late
+        self._agreement = agreement
         # Whether the first report waits for the positions of all ranks, which may explain it
         self._waits_for_positions = False
         self._analysis = RootCauseAnalysis(
@@ -109,10 +119,21 @@ class FailureService(Service):
         if not self._facts.is_detected(member):
             return
         if member.was_terminated:
-            assert end.terminated_by is not None
-            self._analysis.terminating(member, end.terminated_by, now)
+            self._terminated(member, end, now)
         elif end.is_failure and member.failing is None:
             self._analysis.failed(member, end, now)
+
+    def _terminated(self, member: RankState, end: ExitStatus, now: float) -> None:
+        number = end.terminated_by
+        assert number is not None
+        asked = self._agreement.asked
+        has_got_no_signal = {end.signal, end.external_signal} == {None}
+        is_agreed = has_got_no_signal and self._agreement.is_of_script
+        if is_agreed and asked is not None:
+            asked_first = self._facts.members[asked]
+            self._analysis.agreed(asked_first, number, self._agreement.why, now)
+        else:
+            self._analysis.terminating(member, number, now)
 
     def _tell_again(self, member: RankState, _message: Exited | Reaped, _now: float) -> None:
         """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""

@@ -33,6 +33,7 @@ from .exit_status import ExitStatus
 from .root_cause import (
     RankState,
     RootCause,
+    from_agreed_stop,
     from_disconnect,
     from_early_end,
     from_exit,
@@ -59,6 +60,8 @@ class FailureReport:
     end: ExitStatus | None = None  # how the rank failed
     signal: int = 0  # from outside, that asked it to stop
     of_wrapper: bool = False  # whether the wrapper of the rank got that signal
+    # Why all ranks had agreed to stop; empty: that signal is why
+    agreed: str = ""
     why: str = ""  # it counts as lost
     is_secondary: bool = False  # whether it only tells that a peer is gone
     has_waited: bool = False  # whether it tells of a peer that did not answer in time
@@ -118,6 +121,18 @@ class RootCauseAnalysis:
         )
         self.reports.append(report)
 
+    def agreed(self, member: RankState, number: int, why: str, now: float) -> None:
+        """A rank has ended with the code of a signal, as all had agreed to stop when `member` was asked."""
+        report = FailureReport(
+            kind="stopped",
+            member=member,
+            due=now + SETTLING,
+            signal=number,
+            agreed=why,
+            may_be_consequence=True,
+        )
+        self.reports.append(report)
+
     def postpone(self, member: RankState, due: float) -> None:
         """A rank that was lost may be about to return."""
         report = self._lost[member.node_rank].get(member)
@@ -171,6 +186,8 @@ class RootCauseAnalysis:
             held_up: `"rank 1 (vm) had held up the job for 600 s"`, or empty.
         """
         member = report.member
+        if report.agreed:
+            return from_agreed_stop(member, report.signal, report.agreed)
         if report.kind == "stopped":
             receiver = self._receiver(report)
             return from_signal(member, report.signal, receiver, held_up)

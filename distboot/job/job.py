@@ -62,7 +62,13 @@ class Job(AgentJob):
         self._speakers: frozenset[int] = frozenset()  # empty: none is told yet
         self._now = 0.0  # of the event
         late = LateService(facts, self._emit)
-        self._failures = FailureService(facts, self._emit, late, is_by_node=is_by_node)
+        self._failures = FailureService(
+            facts,
+            self._emit,
+            late,
+            self._agreement,
+            is_by_node=is_by_node,
+        )
         self.services: tuple[Service, ...] = (
             CheckService(facts, self._emit, keys, addresses or {}),
             KeyService(facts, self._emit, keys, self._agreement),

@@ -424,6 +424,28 @@ def from_signal(member: RankState, number: int, receiver: str = "", held_up: str
     )
 
 
+def from_agreed_stop(member: RankState, number: int, why: str) -> RootCause:
+    """The ranks stop at one read of `ctx.preempted`, and one has ended with the code of a signal.
+
+    Args:
+        member: the rank that was asked to stop.
+        number: of that signal, which no process has got.
+        why: `"SIGUSR1"`, `"ctx.request_stop()"`.
+    """
+    request = request_text(member, why)
+    return RootCause(
+        ranks=(member.rank,),
+        is_failure=False,
+        text=fitting(f"stopped as agreed: {request}, {member.host_said}"),
+        exit_code=128 + number,
+    )
+
+
+def request_text(member: RankState, why: str) -> str:
+    """`"rank 2 was asked to stop (SIGUSR1)"`."""
+    return f"rank {member.rank} was asked to stop ({why})"
+
+
 def _after(held_up: str, got: str, room: int) -> str:
     """`" after rank 1 (vm) had held up the job for 600 s, in load (data.py:41); rank 0 got it …"`.
 

@@ -31,8 +31,10 @@ from ..script.stop_page import LARGEST
 from .effects import Record, Say, Send
 from .facts import Facts
 from .messages import CountReads, Reads, StopAt, Terminating
-from .root_cause import RankState
+from .root_cause import RankState, request_text
 from .service import Emit, Service
+
+_SIGTERM = signal_name(TERM)
 
 
 class StopAgreement:
@@ -41,6 +43,8 @@ class StopAgreement:
     def __init__(self, ranks: Iterable[int], limit: float) -> None:
         self.read: int | None = None  # the answer, once it is known
         self.missing: list[int] = []  # the ranks whose agents did not report in time
+        self.asked: int | None = None  # the rank that was asked first, once it was
+        self.why = ""  # for example "SIGUSR1"
         self._ranks = frozenset(ranks)
         self._limit = limit  # seconds for all agents to report
         self._awaited: set[int] = set()  # once a stop is asked for
@@ -59,6 +63,11 @@ class StopAgreement:
     @property
     def is_asked(self) -> bool:
         return self._end < inf
+
+    @property
+    def is_of_script(self) -> bool:
+        """Whether all stop at a read, and no SIGTERM has asked for that."""
+        return self.read is not None and self.why != _SIGTERM
 
     @property
     def is_over(self) -> bool:
@@ -178,7 +187,9 @@ class StopService(Service):
         if not self._agreement.ask(now, lasts=message.lasts):
             return
         why = escape_control(message.why)
-        self._why = f"rank {member.rank} was asked to stop ({why})"
+        self._agreement.asked = member.rank
+        self._agreement.why = why
+        self._why = request_text(member, why)
         self._emit(Record("stop_requested", member.rank, {"text": why}))
         self._emit(Send(CountReads(), self._facts.members))
 

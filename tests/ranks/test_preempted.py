@@ -105,6 +105,31 @@ until("go")
     assert job.output(0).count("stop at read") == 1
 
 
+_ASKS_FOR_ANOTHER_START = """
+if rank == 1:
+    eval(os.environ["ASK"])
+while not ctx.preempted:
+    time.sleep(0.02)
+sys.exit(143)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        ("ctx.request_stop()", "ctx.request_stop()"),
+        ("os.kill(os.getpid(), signal.SIGUSR1)", "SIGUSR1"),
+    ],
+)
+def test_code_143_after_agreed_stop_names_why(start_init: Start, ask: str, why: str) -> None:
+    job = start_init(_ASKS_FOR_ANOTHER_START, ranks=2, DISTBOOT_STOP_SIGNALS="USR1", ASK=ask)
+    assert job.codes() == [143, 143], job.output(0)
+    assert f"stopped as agreed: rank 1 was asked to stop ({why}), on " in job.output(0)
+    assert job.summary().endswith(f": rank 1 was asked to stop ({why}); {_ALL_143}")
+    assert "external" not in job.output(0)
+
+
+_ALL_143 = "exit codes: 143 (job), 143 (ranks 0-1)"
 _OLD_END = {"DISTBOOT_STOP_BEFORE_END": "120", "DISTBOOT_JOB_END_TIME": "1763888400"}
 
 

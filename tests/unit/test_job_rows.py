@@ -384,6 +384,11 @@ START: dict[str, list[Row]] = {
     ],
 }
 
+AGREED: list[Row] = [
+    (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
+    *((has_read(rank, 43), NOTHING) for rank in (1, 2, 3)),
+    (has_read(0, 43), [STOPS_AT_44, "all <- StopAt 44", "record: stop_agreed"]),
+]
 STOP: dict[str, list[Row]] = {
     "all stop at one read, which none has begun": [
         (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
@@ -475,6 +480,45 @@ STOP: dict[str, list[Row]] = {
                 ),
                 "all <- StopAt 6",
                 "record: stop_agreed",
+            ],
+        ),
+    ],
+    "an exit code of a signal after an agreed stop is no signal": [
+        *AGREED,
+        (exits(2, CODE_143), ["record: exited 2"]),
+        (
+            Wait(1),
+            [
+                "say: stopped as agreed: rank 3 was asked to stop (SIGUSR1), on host-1",
+                "all <- Abort",
+                "record: root_cause 3",
+                "conclude: rank 3",
+            ],
+        ),
+    ],
+    "a signal after an agreed stop is one": [
+        *AGREED,
+        (exits(2, TERMINATED), ["record: exited 2"]),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGTERM: rank 2 got it first, on host-1",
+                "all <- Abort",
+                "record: root_cause 2",
+                "conclude: rank 2",
+            ],
+        ),
+    ],
+    "an exit code of a signal before a stop is agreed is that signal": [
+        (Take(3, RequestStop("SIGUSR1")), ["all <- CountReads", "record: stop_requested 3"]),
+        (exits(2, CODE_143), ["record: exited 2"]),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGTERM: rank 2 got it first, on host-1",
+                "all <- Abort",
+                "record: root_cause 2",
+                "conclude: rank 2",
             ],
         ),
     ],

@@ -179,8 +179,16 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
             f"stopped by an external SIGTERM after {LOADS}{GOT}, on node-a",
             f"stopped by an external SIGTERM after {LOADS} at 11:07:40 UTC, on node-a",
         ),
+        (
+            "stopped",
+            "stopped as agreed: rank 1 was asked to stop (ctx.request_stop()), on node-a",
+            (
+                "stopped as agreed at 11:07:40 UTC, on node-a: rank 1 was asked to stop "
+                "(ctx.request_stop()); 1 other rank failed after that"
+            ),
+        ),
     ],
-    ids=["import", "DataLoader", "hang", "stop of a hang"],
+    ids=["import", "DataLoader", "hang", "stop of a hang", "agreed stop"],
 )
 def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind=kind, **{**CAUSE, "text": text, **NODE_A})
