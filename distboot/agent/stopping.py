@@ -12,7 +12,9 @@ is sent after all, and KILL follows a second later.
 our handler of SIGTERM (it *listens*), SIGTERM only makes `ctx.preempted` true; and the script
 likely waits for the rank that failed, in a collective operation that never ends. Such a script is
 ended early: when the answer to SIGTERM is late, and the process uses neither a processor nor a
-disk, it is told to end without another read (`StopPages.end`), and killed if not even that works.
+disk, it is told to end without another read (`StopPages.end`), and killed if not even that works. A
+script that sends a checkpoint over a network hardly uses a processor, but its main thread runs again
+and again; in a collective operation it sleeps. So it is ended early only where it sleeps.
 
 What always holds: KILL follows a grace after the first TERM of either kind, whatever the script
 does. `ending` is the last signal with which this agent made the process end.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import signal
 import time
 from functools import partial
+from math import inf
 
 from ..job.messages import Terminating
 from ..rendezvous.messages import RequestStop
@@ -34,6 +37,10 @@ _UNDECIDED = 2.0
 _AFTER_TERM = 1.0  # seconds between a SIGTERM that was held back for the grace, and SIGKILL
 _UNANSWERED = 2.0  # seconds for a handler of SIGTERM to run, unless the script is in C
 _POLLING = 1.0  # seconds; as often as the use of the processor is measured
+_SLEEPS = (
+    "the main thread has not run for {:.0f} s after TERM, and likely waits for the failed rank: "
+    "ended before the end of the grace (DISTBOOT_GRACE)"
+)
 _WAITS = "the script waits in a call that TERM does not end: killed"
 _OUTLASTS_GRACE = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
 
@@ -55,6 +62,8 @@ class Stopping:
         # Since when SIGTERM is held back, as `ctx.preempted` tells the script; None: it is not
         self._held_since: float | None = None
         self._asked_at = 0.0  # when SIGTERM was sent as another rank had failed
+        self._runs = ""  # of its main thread, until it was looked at last
+        self._ran_at = -inf  # when it was seen to have run after its answer to SIGTERM
 
     @property
     def stopped_by_us(self) -> bool:
@@ -78,7 +87,7 @@ class Stopping:
             self.has_answered = False
             self._send_term()
             self._asked_at = now
-            self._of.loop.call_at(now + _UNANSWERED, self._end_waiting)
+            self._of.loop.call_at(now + _POLLING, self._watch)
         else:
             self.external_signal = int(signal.SIGTERM)
             self.hold_term(now)
@@ -145,6 +154,11 @@ class Stopping:
         self._of.send(signal.SIGTERM)
         self._of.send(signal.SIGCONT)
 
+    def _watch(self) -> None:
+        """What its main thread has run until now may be the answer to SIGTERM."""
+        self._runs = self._of.trainer.read("schedstat")
+        self._of.loop.call_at(self._asked_at + _UNANSWERED, self._end_waiting)
+
     def _end_waiting(self) -> None:
         """End a script that listens, but only waits, likely for the rank that has failed."""
         if not self.listens or self._of.has_ended:
@@ -155,9 +169,12 @@ class Stopping:
         if self.has_answered:
             timeout = self._of.shell.stops.limit
         now = time.monotonic()
-        if now < self._asked_at + timeout or self._is_busy():
+        is_busy = self._is_busy(now)
+        if now < self._asked_at + timeout or is_busy:
             self._of.loop.call_at(now + _POLLING, self._end_waiting)
             return
+        if self._is_stopped:
+            self._say_sleeps(now)
         self._of.shell.stops.end(self._of.rank)
         self._of.loop.call_at(now + _POLLING, self._kill_waiting)
 
@@ -171,10 +188,27 @@ class Stopping:
             )
             self.kill()
 
-    def _is_busy(self) -> bool:
-        """Whether it has used a processor, or a disk, since it was asked to stop."""
+    def _say_sleeps(self, now: float) -> None:
+        seconds = now - max(self._asked_at, self._ran_at)
+        self._of.shell.say(
+            _SLEEPS.format(seconds),
+            self._of.rank,
+            event="killed",
+        )
+
+    def _is_busy(self, now: float) -> bool:
+        """Whether it has used a processor, a disk or a network since it was asked to stop."""
         uses_processor = self._of.movement.used_at > self._asked_at + _POLLING
-        return uses_processor or self._of.process.state == "D"
+        uses_disk = self._of.process.state == "D"
+        return any((uses_processor, uses_disk, self._has_run(now)))
+
+    def _has_run(self, now: float) -> bool:
+        """Whether its main thread has run lately, however little; asked once a second."""
+        runs = self._of.trainer.read("schedstat")
+        if runs != self._runs:
+            self._runs = runs
+            self._ran_at = now
+        return now < self._ran_at + self._of.shell.stops.limit
 
     def _kill_after_grace(self, now: float) -> None:
         if not self._is_killed_soon:

@@ -1,6 +1,7 @@
 """A stop reaches a script in whatever thread it reads `ctx.preempted`, and before its first read."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,6 +273,54 @@ def test_failed_job_waits_for_who_saves(
     first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="15")
     assert (tmp_path / "saved").exists(), first
     assert [first[1], second[1]] == [1, 1], first
+
+
+# A store that takes 8 kB every 0.1 s; the processor is idle meanwhile
+UPLOAD = """
+import socket
+def store(server):
+    connection, _ = server.accept()
+    while connection.recv(8192):
+        time.sleep(0.1)
+def upload(seconds):
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    child = os.fork()
+    if not child:
+        client.close()
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        store(server)
+        os._exit(0)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        client.sendall(bytes(8192))
+    client.close()
+    touch("saved")
+"""
+_SLEEPS = "likely waits for the failed rank: ended before the end of the grace (DISTBOOT_GRACE)"
+
+
+@BOTH
+def test_failed_job_waits_for_an_upload(
+    ranks: Ranks, tmp_path: Path, before: tuple[str, ...]
+) -> None:
+    script = UPLOAD + FAILED_WHILE + "ctx.preempted\nupload(9)\nwhile not ctx.preempted: pass"
+    first, second = ranks(script, 2, *before, DISTBOOT_GRACE="15")
+    assert (tmp_path / "saved").exists(), first
+    assert [first[1], second[1]] == [1, 1], first
+    assert "before the end of the grace" not in first[0]
+
+
+@BOTH
+def test_script_that_is_ended_early_is_named(ranks: Ranks, before: tuple[str, ...]) -> None:
+    first, _ = ranks(FAILED_WHILE + "time.sleep(50)", 2, *before, DISTBOOT_GRACE="9")
+    named = re.findall(r"rank 0 .*: the main thread has not run for (\d+) s after TERM, ", first[0])
+    assert len(named) == 1, first
+    assert 3 <= int(named[0]) < 9
+    assert _SLEEPS in first[0]
+    assert "killed" not in first[0]
 
 
 def test_term_ends_a_script_with_closed_context(start: Start) -> None:
