@@ -335,7 +335,7 @@ class SupervisionSettings(NamedTuple):
 
     grace: float  # seconds between TERM and KILL for a process that has to stop
     report: str | None = None  # file for the report of the job, absolute
-    # The launcher that each rank starts, each for a job of its own, if the wrapper detects one
+    # How the job ended, if the wrapper detects a launcher that each rank starts for a job of its own
     apart: str = ""
     # What the allocation has and the job leaves unused, for the summary; see `detection.allocation`
     unused: str = ""

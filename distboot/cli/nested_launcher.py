@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
-from .shell_text import commands_in, shell_text
+from .shell_text import commands_in, programs_in, shell_text
 from .target import Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
@@ -34,6 +34,8 @@ _LAUNCHER_MODULES = {
     "accelerate.commands.launch": "accelerate",
 }
 _ONLY_TELLS = pattern(r"--help|-h|--version|-V")  # and starts no job
+# Commands of a shell beside a launcher, which train nothing
+_TRAIN_NOTHING = {"cd", "echo", "export", "set", "tee", "ulimit", "unset", "wait"}
 _HAS_PORT = pattern(r"\0--master[-_]port[=\0]")
 
 
@@ -75,6 +77,8 @@ class Nested(NamedTuple):
     is_told_of_nodes: bool
     is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
     start: int  # where its options begin in the command; not for one in a shell
+    # Whether the command also runs others, which may be what trains
+    is_beside_others: bool = False
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
@@ -85,6 +89,13 @@ class Nested(NamedTuple):
             if not has_port:
                 command.insert(self.start, f"--master_port={free_port()}")
         return command
+
+    def describe_end(self) -> str:
+        """How a job ended whose ranks did not call `init`, and each ran this launcher."""
+        text = f"each rank ran {self.name} for a job of its own"
+        if self.is_beside_others:
+            return text
+        return f"{text}, and none joined the others"
 
     def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
         """A warning if each rank starts its own job, or None; `per_node`: of --nproc-per-node."""
@@ -128,6 +139,9 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
         found = _nested_in(inner, environ)
         if found is not None:
             launchers.append(found)
+    programs = set(programs_in(text)) - _TRAIN_NOTHING
+    is_beside_others = len(programs) > 1
+    launchers = [one._replace(is_beside_others=is_beside_others) for one in launchers]
     return max(
         launchers,
         key=lambda one: one.is_told_of_nodes,

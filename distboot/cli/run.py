@@ -277,7 +277,7 @@ def _supervision(launch: Launch, placement: Placement, ranks: int) -> Supervisio
         log_line(placement.who, escape_control(apart))
     _warn_of_hidden_hooks(launch, placement)
     if apart and launch.nested is not None:
-        settings = settings._replace(apart=launch.nested.name)
+        settings = settings._replace(apart=launch.nested.describe_end())
     unused = launch.unused(with_ranks(placement, ranks))
     if unused is not None:
         settings = settings._replace(unused=unused.found)

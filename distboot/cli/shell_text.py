@@ -29,11 +29,14 @@ _FILE = pattern(rf"{_OPTIONS}([^-\0][^\0]*)")
 _HERE_DOCUMENT = pattern(
     r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n)(?:.{0,3999}?\n)??[ \t]*\2(?=\n|\Z)", re.DOTALL
 )
-# A line that goes on, a comment, what ends a command, or a word with what is quoted in it
+_WORD = r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\[^\n]|[^\s;&|()<>'\"\\])+"
+# A line that goes on, a comment, a redirection with its target (the `(` of a process substitution
+# ends the command), what ends a command, or a word with what is quoted in it
 _PARTS = pattern(
     r"\\\n|#[^\n]*"
+    rf"|(?:[0-9]+|&)?[<>]{{1,3}}[&|]?[ \t]*(?:{_WORD})?"
     r"|(?P<end>[;&|()\n]+)"
-    r"|(?P<word>(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\[^\n]|[^\s;&|()'\"\\])+)",
+    rf"|(?P<word>{_WORD})",
     re.DOTALL,
 )
 _QUOTES = pattern(r"'([^']*)'|\"((?:\\.|[^\"\\])*)\"|\\(.)", re.DOTALL)
@@ -46,7 +49,7 @@ _DEPTHS = {
 }
 _TESTS = ("[", "[[", "test")
 # A command after which the shell runs no other one; `exec >log` is none
-_END = pattern(r"(?:exit|return|exec\0(?![0-9]*[<>])[^\0])", re.DOTALL)
+_END = pattern(r"(?:exit|return|exec\0[^\0])", re.DOTALL)
 _LONGEST = 1 << 20  # characters of a script that are read
 _LOOKED_AT = 1 << 15  # of a shell script
 _FIRST_LINES = 1 << 10  # for its #! line
@@ -105,8 +108,16 @@ def commands_in(text: str) -> list[list[str]]:
     return list(filter(None, found))
 
 
+def programs_in(text: str) -> list[str]:
+    """The program of each command of a shell script, also of those that may not be run."""
+    found = []
+    for _, words in _split(text):
+        found += _from_its_program(words)[:1]
+    return found
+
+
 def _split(text: str) -> list[tuple[str, list[str]]]:
-    """The words of each command, and the operators before it."""
+    """The words of each command without its redirections, and the operators before it."""
     found: list[tuple[str, list[str]]] = []
     operator = ""
     words: list[str] = []

@@ -53,7 +53,7 @@ def date_of(seconds: float) -> datetime:
 class Doubts(NamedTuple):
     """Why a job whose ranks all ended with exit code 0 may not be the job that was meant."""
 
-    # The launcher that each rank ran, if it started a job of its own; else empty
+    # That each rank ran a launcher which started a job of its own; else empty
     separate_jobs: str = ""
     # What the environment reserves and the job leaves unused
     unused: str = ""
@@ -61,8 +61,7 @@ class Doubts(NamedTuple):
     def describe(self, events: Sequence[Event], ended: str) -> str:
         """For people, in place of "ended well"; empty if nothing is in doubt."""
         if self.separate_jobs and not _has_called_init(events):
-            launcher = self.separate_jobs
-            return f"each rank ran {launcher} for a job of its own, and none joined the others"
+            return self.separate_jobs
         doubts = filter(None, (_hidden_failure(events), _separate_models(events), self.unused))
         doubt = next(doubts, "")
         if not doubt:

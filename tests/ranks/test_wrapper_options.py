@@ -265,7 +265,7 @@ def test_ranks_training_apart_on_one_node_are_warned(
 
 @needs_mpirun
 def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
-    command = ["sh", "-c", "mpirun --version >/dev/null 2>&1; true"]
+    command = ["sh", "-c", "mpirun -n 1 true >/dev/null 2>&1; true"]
     done = distboot("run", "--nproc-per-node", "2", "--", *command)
     assert (
         "warning: each rank of --nproc-per-node 2 starts mpirun, which starts a job of its own"
@@ -418,6 +418,10 @@ def test_dashes_are_no_value_of_an_option(distboot: Run, option: str) -> None:
         ('exec "$@"\ntorchrun a.py', None),
         ("exit 0; torchrun a.py", None),
         ("mpirun --version; torchrun -h; which srun; command -v torchrun", None),
+        ("mpirun --version 2>&1 | head -1\nsrun -V > /dev/null 2>&1; python a.py", None),
+        ("torchrun --help &> /dev/null; deepspeed 2>'a b' -h </dev/null >>log; python a.py", None),
+        ("2>log torchrun >&2 --nnodes=2 a.py", "torchrun, together"),
+        ("exec 3>&1 > >(tee log) 2>&1; torchrun '>' --nnodes=2 a.py", "torchrun, together"),
         ("python train.py && 'accelerate' launch --multi_gpu train.py", "accelerate"),
         ("torchrun --standalone a.py\ntorchrun --nnodes=2 b.py", "torchrun, together"),
         ("echo 'a; torchrun train.py' \"&& torchrun\" \\; # ; torchrun", None),
@@ -518,3 +522,20 @@ def test_invalid_option_is_printed_before_others_learn(
     assert reason in first
     assert "error[" not in rest
     assert reason in rank_0.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "is_alone"),
+    [
+        ("cd . && export A=1; torchrun --standalone train.py 2>&1 | tee log", True),
+        ("mpirun -n 1 hostname; python train.py", False),
+        ("mpirun -n 1 hostname\nif test $A; then exec ./train; fi", False),
+    ],
+)
+def test_other_commands_may_join_the_ranks(text: str, *, is_alone: bool) -> None:
+    found = nested_launcher(Target(["sh", "-c", text], 3), {})
+    assert found is not None
+    end = f"each rank ran {found.name} for a job of its own"
+    if is_alone:
+        end = f"{end}, and none joined the others"
+    assert found.describe_end() == end
