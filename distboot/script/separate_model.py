@@ -21,6 +21,7 @@ nothing is reported.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -145,14 +146,29 @@ def _of_one(sizes: Mapping[str, int]) -> str:
 
 def _is_left_alone(has_groups: bool) -> bool:
     """Whether the script has another way to connect its ranks, or its user has chosen to have none."""
-    ways = set(UNKNOWN)
-    if not has_groups:
-        ways.add("distboot")  # the script has called `init("none")`, or will call it
-    if not ways.isdisjoint(sys.modules):
+    has_distboot = "distboot" in sys.modules  # it has called `init("none")`, or will call it
+    if has_distboot and not has_groups:
+        return True
+    if any(map(_is_library, UNKNOWN)):
         return True
     rpc: Any = sys.modules.get("torch.distributed.rpc.api")
     is_agent_set: Callable[[], bool] = getattr(rpc, "_is_current_rpc_agent_set", bool)
     return is_agent_set()
+
+
+def _is_library(name: str) -> bool:
+    """Whether a library was imported, and not a module of the script with its name: `distributed.py`."""
+    module = sys.modules.get(name)
+    if module is None:
+        return False
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
+    if not places[0]:  # a built-in one, for example
+        return True
+    folder = os.path.dirname(os.path.realpath(places[0]))
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    beside_script = os.path.dirname(os.path.realpath(script or "."))
+    is_own = folder in (beside_script, os.path.realpath("."))
+    return not is_own
 
 
 def _size(read: Callable[[], int]) -> int:

@@ -1,5 +1,6 @@
 """Ranks that train a model each: what one rank sees of itself, and when rank 0 warns of them."""
 
+import os
 import sys
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
@@ -208,6 +209,10 @@ def test_group_that_does_not_count_is_not_reported(counts: dict[str, int]) -> No
         ("keras", {"backend": SimpleNamespace(backend=lambda: "jax")}, None),  # a JAX not known
         ("keras", {"backend": SimpleNamespace(backend=lambda: "torch")}, NO_GROUP),
         ("ray", {}, None),
+        ("ray", {"__file__": "/p/site-packages/ray.py"}, None),
+        ("ray", {"__path__": ["/p/site-packages/ray"]}, None),
+        ("distributed", {"__file__": os.path.abspath("distributed.py")}, NO_GROUP),  # the script's
+        ("ray", {"__path__": [os.path.abspath("ray")]}, NO_GROUP),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: True}, None),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: False}, NO_GROUP),
         ("distboot", {}, None),
