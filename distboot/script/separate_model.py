@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from .training import can_see_gradients_of_jax, has_gradient_of_jax
+from .training import can_see_gradients_of_jax, has_gradient_of_jax, is_of_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class SeparateModel:
         self._looks = 0  # at which the script trained
         self._moves = 0  # looks at which the stack differed from the one before
         self._stack = ""
+        self._is_of_torch = False  # whether torch was seen to train
         self._reported: str | None = None
 
     def look(
@@ -96,6 +97,7 @@ class SeparateModel:
         self._looks += trains
         self._moves += stack != self._stack
         self._stack = stack
+        self._is_of_torch |= is_of_torch(stack)
         has_groups = groups > 0
         sizes = {name: _size(read) for name, read in _WORLDS.items()}
         has_keras_on_jax = _keras_backend() == JAX
@@ -115,6 +117,8 @@ class SeparateModel:
         seconds = _WITHOUT_COLLECTIVE
         looks = min(self._looks, self._moves)
         if not has_groups:
+            if self._is_of_torch:  # it may have TensorFlow for its data or logs
+                del sizes[TENSORFLOW]
             reason = _of_one(sizes)
             seconds = _WITHOUT_WORLD
             looks = self._looks
@@ -236,7 +240,7 @@ def _size_of_tensorflow() -> int:
 
 
 def _trains_with_tensorflow() -> bool:
-    """Whether Keras does; torch may have TensorFlow for its logs."""
+    """Whether Keras does, as far as imports show; torch may have TensorFlow for its logs."""
     if "keras" in sys.modules:
         return _keras_backend() == TENSORFLOW
     return "torch" not in sys.modules

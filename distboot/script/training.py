@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A function in which a thread trains, and its file, in a line of `stacks`
+_OF_TORCH = r"backward .*torch/autograd/__init__\.py|\w+ .*torch/optim/optimizer\.py"
+_TRAINS_TORCH = re.compile(rf"^\d+ ({_OF_TORCH})$", re.MULTILINE)
 _TRAINS = re.compile(
-    r"^\d+ (backward .*torch/autograd/__init__\.py"
-    r"|\w+ .*torch/optim/optimizer\.py"
+    rf"^\d+ ({_OF_TORCH}"
     r"|fit .*/(tf_)?keras/src/.*"
     r"|gradient .*tensorflow/python/eager/backprop\.py)$",
     re.MULTILINE,
@@ -52,6 +53,11 @@ def training_stack(found: Iterable[str]) -> str:
     training = filter(_TRAINS.search, found)
     running = filterfalse(_COMPILES.search, training)
     return next(running, "")
+
+
+def is_of_torch(stack: str) -> bool:
+    """Whether it is torch that trains in this stack."""
+    return _TRAINS_TORCH.search(stack) is not None
 
 
 def is_in_compiled(found: Iterable[str]) -> bool:

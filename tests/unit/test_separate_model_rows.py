@@ -128,14 +128,19 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looks(
-    counts: Mapping[str, int] = {}, *, times: int = 10, groups: int = 0, moves: bool = True
+    counts: Mapping[str, int] = {},
+    *,
+    times: int = 10,
+    groups: int = 0,
+    moves: bool = True,
+    line: str = "",
 ) -> list[Any]:
     """What is reported in this many looks, and when."""
     model = separate_model.SeparateModel({}, 0.0)
     found = []
     for number in range(1, times + 1):
         now = number * 2.0
-        stack = str(number * moves)
+        stack = f"{number * moves}{line}"
         reason = model.look(counts, now, trains=True, stack=stack, groups=groups)
         if reason is not None:
             found.append((now, reason))
@@ -230,6 +235,23 @@ def test_started_module_of_horovod_counts(monkeypatch: pytest.MonkeyPatch) -> No
     fake(monkeypatch, "horovod.torch.mpi_ops")  # imported, and not started
     fake(monkeypatch, "horovod.tensorflow.mpi_ops", **of_size(2))
     assert looks(times=40) == [(2.0, CONNECTED)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (" backward /p/torch/autograd/__init__.py", NO_GROUP),
+        (" step /p/torch/optim/optimizer.py", NO_GROUP),
+        (" fit /p/keras/src/trainers/trainer.py", TENSORFLOW),
+    ],
+)
+def test_what_trains_decides_beside_tensorflow(
+    monkeypatch: pytest.MonkeyPatch, line: str, reason: str
+) -> None:
+    """TensorFlow imports Keras, and may be there for the data alone."""
+    fake(monkeypatch, "tensorflow.python.eager.context", **of_tensorflow(None))
+    fake(monkeypatch, "keras", backend=SimpleNamespace(backend=lambda: "tensorflow"))
+    assert looks(times=40, line=line) == [(10.0, reason)]
 
 
 def test_jax_of_one_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
