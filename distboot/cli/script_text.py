@@ -157,7 +157,7 @@ def missing_framework_option(
     name = _framework_without_variables(text, placement, environ)
     if name is None:
         return None
-    starts = _starts(_FRAMEWORKS[name], text)
+    starts = _starts(name, text)
     script = target.as_given
     command = script
     if target.is_command:
@@ -228,20 +228,27 @@ def _framework_without_variables(
         has_variables = is_read_from_launcher or framework.variable in environ
         is_mentioned = framework.word in text
         is_to_be_told = is_mentioned and not has_variables
-        if is_to_be_told and _starts(framework, text):
+        if is_to_be_told and _starts(name, text):
             return name
     return None
 
 
-def _starts(framework: Framework, text: str) -> str:
-    """`"starts"` or `"may start"` of a script that does not call `init`; empty: it does neither."""
-    from .script_tree import script_of  # here, as most scripts have no such word
+def _starts(name: str, text: str) -> str:
+    """`"starts"` or `"may start"` of a script that does not call `init`; empty: it does neither.
 
+    One that can do without the framework may start it only where it is installed.
+    """
+    from importlib.util import find_spec  # here, as most scripts have no such word
+
+    from .script_tree import script_of
+
+    framework = _FRAMEWORKS[name]
     script = script_of(text)
     if script.calls_init:
         return ""
     if framework.signs & script.needed:
         return "starts"
-    if framework.signs & (script.tried | script.later):
+    is_possible = framework.signs & (script.tried | script.later)
+    if is_possible and find_spec(name) is not None:
         return "may start"
     return ""

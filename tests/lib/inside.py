@@ -19,6 +19,7 @@ from distboot.base.process import MPI_LIBRARY, Process, ends_at, proc_stat
 from distboot.cli.nested_launcher import nested_launcher
 from distboot.cli.nproc_per_node import count_of
 from distboot.cli.run_options import parse, run_parser
+from distboot.cli.script_text import missing_framework_option
 from distboot.cli.target import Target
 from distboot.detection import signs, surroundings
 from distboot.detection.detect import refuse_unless_rank
@@ -109,6 +110,7 @@ __all__ = [
     "imported",
     "jax",
     "merged",
+    "missing_framework_option",
     "nested_launcher",
     "node_platforms",
     "of_all",

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
-from inside import Target, nested_launcher, parse, run_parser
+from inside import Target, missing_framework_option, nested_launcher, parse, run_parser
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 from ranks import WRAPPER, RunRanks
+
+from distboot import detect
 
 SAY = """
 import json, os, sys
@@ -176,6 +178,9 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
 def test_script_whose_ranks_train_apart_is_warned_of(
     run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], starts: str
 ) -> None:
+    for framework in ("horovod", "jax"):  # that are installed, as far as the wrapper sees
+        (tmp_path / framework).mkdir()
+        (tmp_path / framework / "__init__.py").touch()
     ended = run_ranks(f"raise SystemExit\n{text}\n", "--epochs", "3", before=(*WRAPPER, *before))
     script = tmp_path / "train.py"
     command = f"-- python {script}" if "--" in before else str(script)
@@ -189,6 +194,29 @@ def test_script_whose_ranks_train_apart_is_warned_of(
         (0, 0),
     ], ended
     assert (said in ended[0].err) == bool(starts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try: import horovod.torch as hvd\nexcept ImportError: hvd = None",
+        "if args.horovod:\n    import horovod.torch as hvd",
+    ],
+)
+def test_missing_framework_may_not_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    target = Target([sys.executable, str(script)], 2)
+    placement = detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"})
+    monkeypatch.setitem(sys.modules, "horovod", None)  # as where it is not installed
+    assert missing_framework_option(target, "torch", placement, {}) is None
+    script.write_text("import horovod.torch as hvd")
+    other = Target([sys.executable, str(script)], 2)
+    warning = missing_framework_option(other, "torch", placement, {})
+    assert warning is not None
+    assert "train.py starts horovod" in warning
 
 
 _IMPORT = "from mpi4py import MPI\n"
