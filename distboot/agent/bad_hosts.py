@@ -21,7 +21,7 @@ _LONGEST = 300  # characters of why
 
 def append(path: str, host: str, why: str) -> None:
     """Add a host; `OSError`: the file cannot be written, `ValueError`: that is no name of a host."""
-    if not _HOST.fullmatch(host):
+    if not is_name(host):
         raise ValueError(f"{host!r} is not a valid name of a host")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     reason = escape_control(without_secret(why))[:_LONGEST]
@@ -54,11 +54,12 @@ def _write_whole(file: int, data: bytes) -> None:
         raise OSError("the disk is full")
 
 
-def names(text: str) -> list[str]:
-    """The hosts in such a file, each once."""
-    found = []
-    for line in text.splitlines():
-        name = line.partition("#")[0].strip()
-        if _HOST.fullmatch(name):
-            found.append(name)
-    return list(dict.fromkeys(found))
+def entries(text: str) -> dict[int, str]:
+    """What such a file has before each comment, by number of line: a host, or nothing."""
+    lines = enumerate(text.splitlines(), start=1)
+    return {number: line.partition("#")[0].strip() for number, line in lines}
+
+
+def is_name(entry: str) -> bool:
+    """Whether this is a valid name of a host."""
+    return _HOST.fullmatch(entry) is not None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
-from ..agent.bad_hosts import names
+from ..agent.bad_hosts import entries, is_name
 from ..base.errors import DistbootError
-from ..base.text import log_line, short_repr
+from ..base.text import counted, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
 from .input_files import opened
@@ -31,8 +32,28 @@ def badhosts(arguments: list[str]) -> int:
     path = options.file or os.environ.get("DISTBOOT_BAD_HOSTS_FILE")
     if not path:
         parser.error("no file: name one, or set DISTBOOT_BAD_HOSTS_FILE")
-    emit(",".join(names(_text(path))))
+    hosts = []
+    others = {}
+    for number, entry in entries(_text(path)).items():
+        if is_name(entry):
+            hosts.append(entry)
+        elif entry:
+            others[number] = entry
+    if others:
+        _warn_of_lines(path, others)
+    emit(",".join(dict.fromkeys(hosts)))
     return 0
+
+
+def _warn_of_lines(path: str, others: Mapping[int, str]) -> None:
+    """Warn of lines that name no host: the next job may use the host that was meant."""
+    number, entry = next(iter(others.items()))
+    text = f"line {number} of {short_repr(path)} is not the name of one host: {short_repr(entry)}"
+    end = "it is left out"
+    if len(others) > 1:
+        text = f"{text}, and {counted(len(others) - 1, 'other line')}"
+        end = "they are left out"
+    log_line(None, f"warning: {text}; {end}")
 
 
 def _text(path: str) -> str:

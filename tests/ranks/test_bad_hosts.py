@@ -91,6 +91,35 @@ def test_badhosts_without_a_file_is_refused(distboot: Run, tmp_path: Path) -> No
     assert "cannot be read: Is a directory" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("lines", "hosts", "warning"),
+    [
+        (["node-1", "", "# none", "node-2  # why"], "node-1,node-2", ""),
+        (
+            ["node-1", "vm 99", "node-2"],
+            "node-1,node-2",
+            "line 2 of 'bad-hosts' is not the name of one host: 'vm 99'; it is left out",
+        ),
+        (
+            ["a,b", "node-1", "node-[1-2]"],
+            "node-1",
+            (
+                "line 1 of 'bad-hosts' is not the name of one host: 'a,b', and 1 other line; "
+                "they are left out"
+            ),
+        ),
+    ],
+)
+def test_badhosts_warns_of_a_line_without_host(
+    distboot: Run, file: Path, lines: list[str], hosts: str, warning: str
+) -> None:
+    file.write_text("\n".join(lines))
+    done = distboot("badhosts", file.name)
+    assert (done.returncode, done.stdout) == (0, f"{hosts}\n")
+    said = f"distboot: warning: {warning}\n" if warning else ""
+    assert done.stderr == said
+
+
 @needs_slurm
 def test_srun_leaves_these_hosts_out(slurm: Slurm) -> None:
     file = slurm.hosts.shared / "bad-hosts"
