@@ -233,17 +233,3 @@ MODELARTS = NodePlatform(
     ),
     note="The names are from public job scripts.",
 )
-
-PLAIN_PLATFORMS = (
-    SKYPILOT,
-    DSTACK,
-    LEPTON,
-    METAFLOW,
-    LWS,
-    VOLCENGINE,
-    BASETEN,
-    NGC,
-    NSML,
-    BEAKER,
-    HTCONDOR,
-)
