@@ -35,7 +35,7 @@ def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     nvidia = _nvidia(environ, root)
     if nvidia:
         return chosen(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
-    amd = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
+    amd = chosen(list(amd_addresses(root)), environ.get("ROCR_VISIBLE_DEVICES"))
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     shown = environ.get("HIP_VISIBLE_DEVICES", shown)
     return chosen(amd, shown)
@@ -170,13 +170,8 @@ def text_of(path: Path) -> str:
     return ""
 
 
-def _amd(root: Path) -> list[str]:
-    """In the order of the nodes of the topology; some of these are CPUs."""
-    return list(amd_addresses(root))
-
-
 def amd_addresses(root: Path) -> dict[str, str]:
-    """The PCI address of each accelerator of AMD, by its id."""
+    """The PCI address of each accelerator of AMD, by its id, in the order of the topology's nodes."""
     found: dict[str, str] = {}
     nodes = (root / _TOPOLOGY).glob("[0-9]*/properties")
     by_number = sorted(nodes, key=lambda path: int(path.parent.name))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..base.text import digits
 from .accelerators import amd_addresses, text_of
-from .device import Device, memory_errors
+from .device import MOST_DIGITS, Device, memory_errors
 
 
 def devices(root: Path = Path("/")) -> list[Device]:
@@ -43,7 +44,4 @@ def _uncorrected(folder: Path) -> int:
 
 
 def _number(path: Path) -> int:
-    text = text_of(path)
-    if text.isdecimal() and text.isascii():
-        return int(text)
-    return 0
+    return digits(text_of(path), MOST_DIGITS) or 0

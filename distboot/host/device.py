@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MOST_DIGITS = 18  # of a number that a driver tells
+
 
 class Device(NamedTuple):
     """One accelerator."""

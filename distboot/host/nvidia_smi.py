@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from .device import Device, Holder, memory_errors
+from ..base.text import digits
+from .device import MOST_DIGITS, Device, Holder, memory_errors
 
 PROGRAM = "nvidia-smi"
 # nvidia-smi --help-query-gpu
@@ -56,7 +57,7 @@ def holders(limit: float) -> list[Holder]:
     end = time.monotonic() + limit
     found = []
     for uuid, pid, memory in _query("compute-apps", _OF_PROCESSES, end):
-        number = _number(pid)
+        number = digits(pid, MOST_DIGITS)
         if number is not None:
             found.append(Holder(uuid, number, _bytes(memory)))
     return found
@@ -105,20 +106,14 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
         process.wait(_KILLED)
 
 
-def _number(text: str) -> int | None:
-    """`"[N/A]"` -> None."""
-    if text.isdecimal() and text.isascii():
-        return int(text)
-    return None
-
-
 def _bytes(mebibytes: str) -> int:
-    return (_number(mebibytes) or 0) * _MIB
+    """Of a number; 0 for `"[N/A]"`."""
+    return (digits(mebibytes, MOST_DIGITS) or 0) * _MIB
 
 
 def _faults(errors: str = "", reasons: str = "") -> list[str]:
     """What is wrong, of the number of errors, and of bits like `"0x0000000000000048"`."""
-    found = memory_errors(_number(errors) or 0)
+    found = memory_errors(digits(errors, MOST_DIGITS) or 0)
     active = 0
     with suppress(ValueError):
         active = int(reasons, 16)
