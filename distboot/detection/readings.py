@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
@@ -80,11 +81,9 @@ def claimed(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
 
 def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """As `claimed`; None also if its variables are incomplete or contradictory."""
-    try:
-        placement = claimed(launcher, environ)
-    except DistbootError:
-        return None
-    return placement
+    with suppress(DistbootError):
+        return claimed(launcher, environ)
+    return None
 
 
 def markers_set(launcher: Launcher, environ: Mapping[str, str]) -> str:

@@ -9,19 +9,17 @@ variables of an unknown one may still show other nodes (`signs`). Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
 
-from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from .allocation import Unused
 from .env_reader import variable
 from .launchers import Launcher
 from .order import LAUNCHERS, present
 from .placement import VARIABLES, WRAPPER, Placement
-from .readings import Environment, claimed
+from .readings import Environment, claimed_whole
 from .signs import Sign, signs
 
 # srun --pty: only one task has the terminal, in which anything may be typed
@@ -47,7 +45,7 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
     own = LAUNCHERS[placement.launcher]
     outer = _without(own, Environment.of(environ).without_ours)
     for other in _further_out(own, environ):
-        theirs = _processes_of(other, outer)
+        theirs = claimed_whole(other, outer)  # what is broken there is not about this process
         if theirs is not None and theirs.world_size > 1:
             text = _described(other, theirs, environ)
             return _unused(own, text, f"{theirs.world_size} jobs")
@@ -62,8 +60,9 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
 def _further_out(own: Launcher, environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers each of whose processes may have started a job."""
     launchers = present(environ)
-    is_present = own in launchers  # the wrapper's own variables are those of its ranks
-    inner = launchers.index(own) + 1 if is_present else 0
+    inner = 0
+    if own in launchers:  # the wrapper's own variables are those of its ranks
+        inner = launchers.index(own) + 1
     found = launchers[inner:]
     if own.told_ranks_per_node:
         return found
@@ -83,12 +82,6 @@ def _without(own: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
     names |= own.set_for_one_process(environ)
     others = filterfalse(names.__contains__, environ)
     return {name: environ[name] for name in others}
-
-
-def _processes_of(other: Launcher, environ: Mapping[str, str]) -> Placement | None:
-    with suppress(DistbootError):  # what is broken there is not about this process
-        return claimed(other, environ)
-    return None
 
 
 def _described(other: Launcher, theirs: Placement, environ: Mapping[str, str]) -> str:
