@@ -147,7 +147,7 @@ def _samples() -> str:
     rows = ["| launcher | variables |", "|---|---|"]
     for known in LAUNCHERS.values():
         if known.sample:
-            found = sample_of(known, rank=2, nodes=2, per_node=2)
+            found = sample_of(known.sample, rank=2, nodes=2, per_node=2)
             words = [f"`{name}={value}`" for name, value in found.items()]
             rows.append(f"| `{known.name}` | {' '.join(words)} |")
     return "\n".join(rows)

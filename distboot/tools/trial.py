@@ -20,6 +20,7 @@ from ..base.errors import DistbootError
 from ..base.internal_variables import INTERNAL, RANK
 from ..base.patterns import pattern
 from ..base.text import did_you_mean, short_repr
+from ..detection.launchers import sample_of
 from ..detection.order import LAUNCHERS
 from ..host import network
 
@@ -100,17 +101,7 @@ class Launch(NamedTuple):
         )
 
     def _variables(self, rank: int) -> dict[str, str]:
-        node, local = divmod(rank, self.per_node)
-        text = VARIABLES[self.launcher].format(
-            rank=rank,
-            size=self.ranks,
-            local=local,
-            per_node=self.per_node,
-            node=node,
-            nodes=self.nodes,
-            hosts=",".join(f"node-{each}" for each in range(self.nodes)),
-        )
-        return dict(word.split("=", 1) for word in text.split())
+        return sample_of(VARIABLES[self.launcher], rank, self.nodes, self.per_node)
 
 
 def _is_of_launch(variable: str) -> bool:

@@ -115,18 +115,20 @@ def test_captures_of_launchers_are_not_warned_of() -> None:
 
 
 SKYPILOT = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}
-TORCHRUN = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=1, per_node=2)
-OF_2_NODES = sample_of(LAUNCHERS["torchrun"], rank=1, nodes=2, per_node=2)
-DEEPSPEED = sample_of(LAUNCHERS["deepspeed"], rank=1, nodes=1, per_node=2)
-ONE_TASK = sample_of(LAUNCHERS["slurm"], rank=0, nodes=1, per_node=1) | {"SLURM_JOB_NUM_NODES": "2"}
+TORCHRUN = sample_of(LAUNCHERS["torchrun"].sample, rank=1, nodes=1, per_node=2)
+OF_2_NODES = sample_of(LAUNCHERS["torchrun"].sample, rank=1, nodes=2, per_node=2)
+DEEPSPEED = sample_of(LAUNCHERS["deepspeed"].sample, rank=1, nodes=1, per_node=2)
+ONE_TASK = sample_of(LAUNCHERS["slurm"].sample, rank=0, nodes=1, per_node=1) | {
+    "SLURM_JOB_NUM_NODES": "2"
+}
 
 
 def _outer(name: str, nodes: int = 2) -> dict[str, str]:
-    return sample_of(LAUNCHERS[name], rank=0, nodes=nodes, per_node=1)
+    return sample_of(LAUNCHERS[name].sample, rank=0, nodes=nodes, per_node=1)
 
 
 def _of_one_node(name: str) -> dict[str, str]:
-    return sample_of(LAUNCHERS[name], rank=1, nodes=1, per_node=2)
+    return sample_of(LAUNCHERS[name].sample, rank=1, nodes=1, per_node=2)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,8 @@ def _of_one_node(name: str) -> dict[str, str]:
             {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"} | _of_one_node("intelmpi"),
             "the environment shows other nodes (ACME_NODE_RANK='1', ACME_NUM_NODES='2')",
         ),
-        (SKYPILOT | sample_of(LAUNCHERS["openmpi"], rank=1, nodes=2, per_node=2), ""),
-        (SKYPILOT | sample_of(LAUNCHERS["mpich"], rank=1, nodes=2, per_node=2), ""),
+        (SKYPILOT | sample_of(LAUNCHERS["openmpi"].sample, rank=1, nodes=2, per_node=2), ""),
+        (SKYPILOT | sample_of(LAUNCHERS["mpich"].sample, rank=1, nodes=2, per_node=2), ""),
         (
             {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"} | _of_one_node("openmpi"),
             "jax has 2 processes (JAX_NUM_PROCESSES='2')",

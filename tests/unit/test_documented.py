@@ -38,7 +38,10 @@ _JOBS_AT_ONCE = {
         {"LSB_JOBID": "42", "LSB_BATCH_JID": "42[2]"},
     ),
     "servers of horovodrun": (
-        {**sample_of(LAUNCHERS["horovodrun"], rank=0, nodes=1, per_node=2), "PBS_JOBID": "77.pbs"},
+        {
+            **sample_of(LAUNCHERS["horovodrun"].sample, rank=0, nodes=1, per_node=2),
+            "PBS_JOBID": "77.pbs",
+        },
         {"HOROVOD_GLOO_RENDEZVOUS_PORT": "40001"},
         {"HOROVOD_GLOO_RENDEZVOUS_PORT": "40002"},
     ),
@@ -273,7 +276,7 @@ _SAMPLES = [
 @pytest.mark.parametrize("name", _SAMPLES)
 def test_sample_of_a_launcher_is_a_rank(name: str) -> None:
     for rank in range(4):
-        placement = detect(sample_of(LAUNCHERS[name], rank, nodes=2, per_node=2))
+        placement = detect(sample_of(LAUNCHERS[name].sample, rank, nodes=2, per_node=2))
         assert (placement.launcher, placement.rank, placement.world_size) == (name, rank, 4)
         place = (placement.local_rank, placement.local_world_size, placement.node_rank)
         for known, right in zip(place, (rank % 2, 2, rank // 2), strict=True):

@@ -371,7 +371,9 @@ def test_numbers_of_a_launcher_are_not_compared() -> None:
     names = {number for launcher in LAUNCHERS.values() for number in launcher.numbers}
     names |= {launcher.nodes.index_variable for launcher in LAUNCHERS.values() if launcher.nodes}
     for launcher in LAUNCHERS.values():
-        first, second = (sample_of(launcher, rank=rank, nodes=2, per_node=1) for rank in (0, 1))
+        first, second = (
+            sample_of(launcher.sample, rank=rank, nodes=2, per_node=1) for rank in (0, 1)
+        )
         names |= {name for name in first if first[name] != second.get(name)}
     assert list(filter(environment.is_compared, filter(None, names))) == []
 

@@ -192,10 +192,10 @@ def of_platform(platform: NodePlatform) -> Launcher:
     )
 
 
-def sample_of(launcher: Launcher, rank: int, nodes: int, per_node: int) -> dict[str, str]:
-    """The variables of a rank in a job of so many nodes with so many ranks each."""
+def sample_of(sample: str, rank: int, nodes: int, per_node: int) -> dict[str, str]:
+    """The variables of a rank in a job of so many nodes with so many ranks each, by their sample."""
     node, local = divmod(rank, per_node)
-    text = launcher.sample.format(
+    text = sample.format(
         rank=rank,
         size=nodes * per_node,
         local=local,
