@@ -7,16 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from ..base.errors import DistbootError
 from ..base.text import escape_control, ranks_said, short_repr, with_nodes
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import BARRIER, Key, WorkerInfo
+from ..rendezvous.messages import BARRIER, SAME_FRAMEWORK, Key, WorkerInfo
 
 _HINT_AT_NETWORK = "look for what cuts the connection to that host: a firewall, or the network"
 _HINT_AT_MISSING = (
     "look at the output of the missing ranks: they ended early, hang, or never get here"
 )
 _HINT_AT_LATE = "look for what kept this rank, or give it more time: init(timeout=…)"
-_HINT_AT_FRAMEWORKS = (
-    "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
-)
 _HINT_AT_IMPORT = (
     "look at their output: they have not called init() yet, the import of the framework "
     "hangs or is slow there, or their host is down"
@@ -122,7 +119,7 @@ class KeyTexts:
 
     def two_frameworks(self, rank: int, its: str, other: int, others: str) -> DistbootError:
         text = f"rank {rank} starts {its}, but rank {other} starts {others}"
-        return DistbootError("membership-mismatch", text, _HINT_AT_FRAMEWORKS)
+        return DistbootError("membership-mismatch", text, SAME_FRAMEWORK)
 
     # Parts
 

@@ -8,15 +8,12 @@ from ..base.errors import DistbootError
 from ..base.text import escape_control, nodes_said, ranks_said, short_repr
 from ..host import FRAMEWORK
 from .membership import Membership
-from .messages import WorkerInfo
+from .messages import SAME_FRAMEWORK, WorkerInfo
 
 # Seconds; beyond that logs cannot be compared and credentials expire early
 _MOST_SKEW = 30.0
 _MOST_GROUPS = 4  # groups of ranks that one fact names
 _MISSING = {True: "not set", False: "not there"}  # by whether it is a variable
-_HINT_AT_FRAMEWORKS = (
-    "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
-)
 
 
 def consistency_warnings(
@@ -50,7 +47,7 @@ def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Members
     raise DistbootError(
         "membership-mismatch",
         "; ".join(differences),
-        _HINT_AT_FRAMEWORKS,
+        SAME_FRAMEWORK,
     )
 
 

@@ -45,8 +45,11 @@ SERVE = "parameter servers"  # these wait until rank 0 is done
 _KEY_NAMES = (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE)
 MOST_RANKS_A_NODE = 9999
 MOST_ROUNDS = 1_000_000
-# The hint for a different VERSION
+# Hints: if VERSION differs, or the framework
 ONE_DISTBOOT = "install the same version of distboot on all nodes"
+SAME_FRAMEWORK = (
+    "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
+)
 
 line = text(LONGEST_TEXT)
 port = integer(0, 65535, "port")
