@@ -215,32 +215,26 @@ def watch(
 
     `warn` gets a line if the service cannot be read.
     """
-    start_without_signals("distboot-notices", lambda: _watch(name, address, ask, warn, over))
-
-
-def _watch(
-    name: str,
-    address: str,
-    ask: Callable[[str], object],
-    warn: Callable[[str], object],
-    over: threading.Event,
-) -> None:
     provider = PROVIDERS[name]
     service = MetadataService(address)
-    failures = 0
-    while not over.is_set():
-        try:
-            found = provider.notice(service)
-            failures = 0
-        except Exception as error:  # noqa: BLE001 - training goes on, whatever is at this address
-            found = None
-            failures += 1
-            if failures == _WARN_AT:
-                warn(_warning(name, address, error, provider.interval))
-        if found is not None:
-            ask(found)
-            return
-        over.wait(provider.interval)
+
+    def watch_service() -> None:
+        failures = 0
+        while not over.is_set():
+            try:
+                found = provider.notice(service)
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - training goes on
+                found = None
+                failures += 1
+                if failures == _WARN_AT:
+                    warn(_warning(name, address, error, provider.interval))
+            if found is not None:
+                ask(found)
+                return
+            over.wait(provider.interval)
+
+    start_without_signals("distboot-notices", watch_service)
 
 
 def _warning(name: str, address: str, error: Exception, interval: float) -> str:
