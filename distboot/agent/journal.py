@@ -22,6 +22,7 @@ from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
 from ..rendezvous.events import Event, job_time
 from ..report.files import is_special
+from .log_file import opened_to_append
 
 _MOST_WAITING = 50_000  # events
 _EARLIER_JOB = 20.0  # seconds for an earlier job to end
@@ -33,10 +34,7 @@ class Journal:
     """The file of a journal; `OSError`: it cannot be opened."""
 
     def __init__(self, path: str, who: str | None) -> None:
-        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-        self._file = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        os.set_blocking(self._file, True)
+        self._file = opened_to_append(path)
         self._path = path
         self._who = who
         self._waiting: deque[Event] = deque()

@@ -31,11 +31,8 @@ class LogFile:
     def _open(self, header: str) -> None:
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
         # Append: a second attempt of the job must not hide why the first one failed
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
-        file = os.open(self._path, flags | os.O_NONBLOCK, 0o666)
+        file = opened_to_append(self._path)
         self._file = file
-        os.set_blocking(file, True)
         if os.fstat(file).st_size > 0:
             header = f"\n{header}"
         os.write(file, header.encode())
@@ -72,6 +69,15 @@ class LogFile:
         while data and self._file is not None:
             written = os.write(self._file, data)
             data = data[written:]
+
+
+def opened_to_append(path: str) -> int:
+    """A file, or a pipe that somebody reads, at a path; `OSError`: it cannot be opened."""
+    # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    os.set_blocking(file, True)
+    return file
 
 
 def _now() -> str:
