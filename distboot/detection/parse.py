@@ -261,7 +261,7 @@ def repeated_host(hosts: Sequence[str]) -> str | None:
 
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
-    hosts = _json(text)
+    hosts = json_value(text)
     if not isinstance(hosts, list):
         raise ValueError(_NOT_JSON_HOSTS)  # noqa: TRY004 - of a text
     kinds = set(map(type, hosts))
@@ -279,7 +279,7 @@ def json_hosts(text: str) -> list[str]:
 _NOT_JSON_HOSTS = "is not a JSON list of host names"
 
 
-def _json(text: str) -> object:
+def json_value(text: str) -> object:
     """The value of a text of JSON; None if it is not JSON, or too long."""
     import json  # only here, so that other launchers do not pay for it
 

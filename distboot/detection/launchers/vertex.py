@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ...base.text import short_repr
 from ..env_reader import EnvReader
 from ..node_platform import NodePlatform
-from ..parse import parse_address, repeated_host
+from ..parse import json_value, parse_address, repeated_host
 
 _SPEC = "CLUSTER_SPEC"
 _NODES = ("workerpool0", "workerpool1")
@@ -103,14 +103,9 @@ def _own_number(spec: Mapping[str, object], first: Sequence[str], others: Sequen
 
 
 def _json_object(text: str) -> dict[str, object]:
-    import json  # only here, so that other launchers do not pay for it
-
     if len(text) > _LONGEST:
         raise ValueError(f"is too long: the longest that is read has {_LONGEST}")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
+    found = json_value(text)
     if not isinstance(found, dict):
         raise ValueError("is not a JSON object")  # noqa: TRY004 - of a text
     return found
