@@ -49,7 +49,7 @@ class ScriptFailure:
         self.exception: UncaughtException | None = None  # with which it ends
         self.last_line = ""  # on its stderr, when it was about to end
         # Whether all that it has written is where its output goes
-        self.has_passed_on: Callable[[], bool] = _always
+        self.has_passed_on: Callable[[], bool] = lambda: True
         self._of = of
         self._stopping = stopping
         self._failure: Failing | None = None  # to be reported once the script has printed why
@@ -147,7 +147,3 @@ class OtherPythons:
         if not explains:
             return None
         return self._exception
-
-
-def _always() -> bool:
-    return True

@@ -97,7 +97,7 @@ class Preemption:
         self._readers: set[int] = set()  # those that read before it
         self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
-        self._is_closed = False
+        self.is_closed = False  # whether its context is, so that signals end the script as before
         self._watches_end = False
         self._listens: set[int] = set()  # to these signals
         if agent is not None and agent.page is not None:
@@ -142,14 +142,9 @@ class Preemption:
             self._why = ""
             self._agent.request_stop(why, lasts=lasts)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether its context is closed, so that signals end the script as before."""
-        return self._is_closed
-
     def listen(self, numbers: Iterable[int]) -> None:
         """Let these signals ask the script to stop, instead of ending it."""
-        if self._is_closed:
+        if self.is_closed:
             return
         new = set(numbers) - self._listens
         self._listens |= new
@@ -175,7 +170,7 @@ class Preemption:
 
     def close(self) -> None:
         """The context is closed: signals have their earlier effect again."""
-        self._is_closed = True
+        self.is_closed = True
         self.detach()
         for number in filter(_is_handled, _ENDING):
             _give_back(number)
