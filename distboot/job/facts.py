@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 AFTER_THE_FIRST = 0.15
 _LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
-_AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
+# Seconds, where its collective operation has timed out: it first ends the group that did not answer
+AFTER_A_TIMEOUT = 9.0
 _end = attrgetter("end")
 _is_local = attrgetter("is_local")
 _has_succeeded = attrgetter("has_succeeded")
@@ -155,7 +156,3 @@ class Facts:
             (member.is_reaped, _LAUNCHER_LOOKS),
             (True, ending),
         )
-
-    def delay_after_timeout(self, member: RankState) -> float:
-        """The same, where a rank fails of a timeout: it first ends the group that did not answer."""
-        return self.delay(member, _AFTER_A_TIMEOUT)
