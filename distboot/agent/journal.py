@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 
+from ..base.errors import reason_of
 from ..base.text import log_line, short_repr
 from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
@@ -111,7 +112,7 @@ class Journal:
             return found
 
     def _give_up(self, error: OSError) -> None:
-        why = error.strerror or str(error)
+        why = reason_of(error)
         what = f"no more events are written to the journal {short_repr(self._path)}: {why}"
         log_line(self._who, f"warning: {what}")
 
@@ -124,6 +125,6 @@ def opened_beside(report: str, who: str | None) -> Journal | None:
     try:
         return Journal(path, who)
     except OSError as error:
-        why = error.strerror or str(error)
+        why = reason_of(error)
         log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..base.errors import CODES, DistbootError
+from ..base.errors import CODES, DistbootError, reason_of
 from ..rendezvous.events import EventLog
 from ..rendezvous.membership import JoinResult
 from ..rendezvous.messages import (
@@ -227,7 +227,7 @@ def _how(error: OSError | ProtocolError) -> str:
         return f"it {error}"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return error.strerror or str(error)
+    return reason_of(error)
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:

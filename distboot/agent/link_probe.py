@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.text import format_address
 from ..base.threads import start_without_signals
 from ..job.messages import LONGEST_SEEN, Probe, Probed
@@ -128,7 +128,7 @@ def probe(question: Probe, host_of_rank_0: str) -> Probed:
     except TimeoutError:
         return Probed(question.number, problem=f"no answer from {where} in time")
     except OSError as error:
-        why = error.strerror or str(error)
+        why = reason_of(error)
         return Probed(question.number, problem=f"{where}: {why}"[:LONGEST_SEEN])
     return Probed(question.number, round_trip, rate)
 

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ..base.dataclass import replace
+from ..base.errors import reason_of
 from ..rendezvous.messages import Refused, Resumed
 from ..rendezvous.protocol import (
     HEADER,
@@ -126,8 +127,7 @@ class PeerConnection:
             return []
         except OSError as error:
             gave_up = error.errno in _GIVEN_UP
-            text = error.strerror or str(error)
-            raise DisconnectedError(text, gave_up=gave_up) from None
+            raise DisconnectedError(reason_of(error), gave_up=gave_up) from None
         if not data:
             raise DisconnectedError(gave_up=self._is_full)
         self.heard = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from ..base.errors import reason_of
 from ..base.text import log_line
 from ..base.threads import start_without_signals
 from ..rendezvous.events import Event
@@ -75,7 +76,7 @@ class StateWriter:
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            why = error.strerror or str(error)
+            why = reason_of(error)
             log_line(self._who, f"warning: {self.what}: {why}")
 
     def _wait(self) -> None:

@@ -228,3 +228,8 @@ def with_rank(who: str | None) -> Iterator[None]:
         yield
     except DistbootError as error:
         raise error.of(who) from None
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says of an error, `"Connection refused"`; of another kind, its message."""
+    return getattr(error, "strerror", None) or str(error)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.internal_variables import RANK
 from ..base.patterns import pattern
 from ..base.text import is_address
@@ -256,7 +256,7 @@ def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
         try:
             look_up(host, None, backoff.left())
         except OSError as error:
-            cause = error.strerror or str(error)
+            cause = reason_of(error)
         else:
             return
         if not backoff.sleep_or_expire(cause):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.text import short_repr
 from . import inherited
 from .detect import detect
@@ -107,7 +107,7 @@ def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -
     try:
         found = look_up(sign.host)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = reason_of(error)
         return _meaning(sign, f"does not resolve on this host ({why})")
     for address in found:
         is_here = is_loopback(address) or is_own(address)

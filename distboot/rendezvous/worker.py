@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.dataclass import replace
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.text import format_address, short_repr
 from ..host.network import Backoff, address_of_peer, is_this_host, look_up
 from .connection_pool import DetachedConnection
@@ -266,7 +266,7 @@ class Worker:
             return self._refused(f"{_LISTENER} {error}", _SAME_JOB)
         if isinstance(error, TimeoutError):
             return _SILENT
-        return getattr(error, "strerror", None) or str(error)
+        return reason_of(error)
 
     def _refused(self, why: str, remedy: str) -> str:
         self._refusal = why
@@ -295,7 +295,7 @@ class Worker:
             candidates = look_up(host, port, limit)
         except OSError as error:
             if not is_this_host(host):
-                raise _UnresolvedError(error.strerror or str(error)) from None
+                raise _UnresolvedError(reason_of(error)) from None
             self.resolves = False  # this host does not know its own name
             candidates = [(socket.AF_INET, ("127.0.0.1", port))]
         failure: OSError | None = None

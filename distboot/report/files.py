@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.patterns import pattern
 from ..base.text import (
     escape_control,
@@ -117,7 +117,7 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
     try:
         write(path, content())
     except OSError as error:
-        why = error.strerror or str(error)
+        why = reason_of(error)
     except Exception as error:  # noqa: BLE001 - a defect of this package
         why = f"{type(error).__name__}: {first_line(error)}"
     else:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ..agent.bad_hosts import entries, is_name
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.text import counted, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
@@ -67,7 +67,7 @@ def _text(path: str) -> str:
         )
         return ""
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = reason_of(error)
         raise DistbootError(
             "usage",
             f"{short_repr(path)} cannot be read: {why}",

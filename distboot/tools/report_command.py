@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from typing import Any
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, reason_of
 from ..base.text import counted, escape_control, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
@@ -98,7 +98,7 @@ def _journal_at(path: str) -> Journal:
         with opened(path) as file:
             journal = read(file)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = reason_of(error)
         text = f"the journal {short_repr(path)} cannot be read: {why}"
         raise DistbootError("usage", text, _HINT) from None
     if not journal.rounds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...base.errors import reason_of
 from ...base.table import first_that_holds
 from ...base.text import is_address, short_repr, without_mapping
 from ...detection.order import LAUNCHERS
@@ -55,14 +56,10 @@ def host_name(machine: Machine) -> Finding:
 
 def _does_not_resolve(machine: Machine, error: OSError) -> Finding:
     name = short_repr(machine.host)
-    seen = f"{name}, the name of this host, does not resolve: {_reason(error)}"
+    seen = f"{name}, the name of this host, does not resolve: {reason_of(error)}"
     may_resolve_later = isinstance(error, TimeoutError)
     is_severe = not may_resolve_later and not machine.is_one_node()
     return problem_if(is_severe, seen, _host_name_remedy(machine))
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _own_addresses(machine: Machine) -> set[str]:
@@ -109,7 +106,7 @@ def master_addr(machine: Machine) -> Finding:
             "or check the name"
         )
         return warning(
-            f"{short_repr(address)} ({source}) does not resolve: {_reason(error)}", remedy
+            f"{short_repr(address)} ({source}) does not resolve: {reason_of(error)}", remedy
         )
     return ok(f"{address} resolves to {', '.join(dict.fromkeys(found))}")
 
