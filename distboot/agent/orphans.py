@@ -11,7 +11,7 @@ import signal
 import time
 from contextlib import suppress
 
-from ..base.process import proc_stat
+from ..base.process import proc_stat, read_proc
 from ..base.text import escape_control, log_line
 
 _POLL = 0.02  # seconds
@@ -87,7 +87,7 @@ def _warn_of(orphans: set[int]) -> None:
 
 def _name(pid: int) -> str:
     """The name of the program that a process runs; "?" if it cannot be read."""
-    path = f"/proc/{pid}/comm"
-    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return escape_control(file.read().strip())
-    return "?"
+    name = read_proc(f"{pid}/comm").strip()
+    if not name:
+        return "?"
+    return escape_control(name)

@@ -70,7 +70,8 @@ def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
     pids = [pid]
     while pids:
         process = pids.pop()
-        if library.search(_read(f"{process}/maps")):
+        maps = read_proc(f"{process}/maps")
+        if library.search(maps):
             return True
         pids += children_of(process)
     return False
@@ -83,12 +84,12 @@ def children_of(pid: int) -> list[int]:
     with suppress(OSError):
         tasks = os.listdir(f"/proc/{pid}/task")
     for thread in tasks:
-        children = _read(f"{pid}/task/{thread}/children")
+        children = read_proc(f"{pid}/task/{thread}/children")
         found += map(int, children.split())
     return sorted(found)
 
 
-def _read(path: str) -> str:
+def read_proc(path: str) -> str:
     """A file of /proc; empty if the process has ended, or if there is no /proc."""
     with (
         suppress(OSError),
@@ -103,12 +104,8 @@ def proc_stat(process: object = "self") -> list[str]:
 
     Empty if the process has ended, or if there is no /proc.
     """
-    with (
-        suppress(OSError),
-        open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file,
-    ):
-        return file.read().rpartition(")")[2].split()
-    return []
+    text = read_proc(f"{process}/stat")
+    return text.rpartition(")")[2].split()
 
 
 def started(process: object = "self") -> float | None:
@@ -131,17 +128,16 @@ class Program(NamedTuple):
 
     def option(self, name: str) -> str | None:
         """The value of an option, which is the next word; None: it is not there."""
-        words = iter(self.words)
-        for word in words:
-            if word == name:
-                return next(words, None)
-        return None
+        if name not in self.words:
+            return None
+        after = self.words.index(name) + 1
+        return next(iter(self.words[after:]), None)
 
 
 def program_of(pid: int, programs: Sequence[str]) -> Program | None:
     """Which of these programs a process runs; None: none of them, or that cannot be seen."""
-    short = _read(f"{pid}/comm").rstrip("\n")
-    words = _read(f"{pid}/cmdline").split("\0")
+    short = read_proc(f"{pid}/comm").rstrip("\n")
+    words = read_proc(f"{pid}/cmdline").split("\0")
     names = _names(words)
     for program in programs:
         name = program[:_LONGEST_NAME]
@@ -191,12 +187,12 @@ def ends_at(process: int, number: int) -> bool:
 
     False also if that is not known.
     """
+    text = read_proc(f"{process}/status").strip()
     try:
-        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
-            lines = dict(line.split(":", 1) for line in file)
+        lines = dict(line.split(":", 1) for line in text.split("\n"))
         # proc_pid_status(5): SigCgt:	0000000180004a02
         kept = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16) | int(lines["SigCgt"], 16)
-    except (OSError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return False
     own_bit = 1 << (number - 1)
     return not kept & own_bit
@@ -281,7 +277,4 @@ class Process:
 
     def read(self, name: str) -> str:
         """The text of a file of the process in /proc; empty if it cannot be read."""
-        path = f"/proc/{self.pid}/{name}"
-        with suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-        return ""
+        return read_proc(f"{self.pid}/{name}")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ..base.patterns import pattern
+from ..base.process import read_proc
 from ..base.text import escape_control
 
 # sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -94,16 +95,10 @@ def _is_script(word: str) -> bool:
 
 def _listening(port: int) -> list[str]:
     """The inodes of the sockets that listen at a TCP port of this network namespace."""
-    tables = _text("/proc/net/tcp") + _text("/proc/net/tcp6")
+    tables = read_proc("net/tcp") + read_proc("net/tcp6")
     pattern = _LISTENING.format(port=port)
     return re.findall(
         pattern,
         tables,
         re.MULTILINE,
     )
-
-
-def _text(path: str) -> str:
-    with suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
-    return ""
