@@ -203,7 +203,7 @@ class Context:
         """
         self._refuse_fork(_BARRIER)
         self._refuse_closed(_BARRIER)
-        self._refuse_ended(_BARRIER)
+        self._refuse_ended()
         self._refuse_inside(_BARRIER)
         with self._turns.at(_BARRIER, queues=True, inside=None):
             self._barrier()
@@ -270,12 +270,12 @@ class Context:
                 "call it before, or init() again",
             )
 
-    def _refuse_ended(self, what: str) -> None:
-        """Refuse a call that needs the process group after the script has ended that."""
+    def _refuse_ended(self) -> None:
+        """Refuse a barrier, which needs the process group, after the script has ended that."""
         if not self._is_up():
             raise DistbootError(
                 "usage",
-                f"{what} after the end of the process group (destroy_process_group())",
+                f"{_BARRIER} after the end of the process group (destroy_process_group())",
                 "call it before, or init() again",
             )
 

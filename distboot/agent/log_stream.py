@@ -219,7 +219,7 @@ class _OwnStream:
         self.file = file  # None: it is closed, or its reader has gone
         self._who = who
         # Whether lines of this process go to the same file
-        self._is_shared = _is_same_file(file, _STDERR)
+        self._is_shared = _is_stderr(file)
 
     def write(self, data: bytes) -> int:
         """Write a piece; returns how many bytes that were."""
@@ -276,10 +276,10 @@ def _bytes_in(pipe: int) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def _is_same_file(one: int | None, other: int) -> bool:
-    if one is not None:
+def _is_stderr(file: int | None) -> bool:
+    if file is not None:
         with suppress(OSError):  # it is closed
-            return os.path.sameopenfile(one, other)
+            return os.path.sameopenfile(file, _STDERR)
     return False
 
 

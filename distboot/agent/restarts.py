@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base.dataclass import replace
-from ..base.process import MPI_LIBRARY, has_loaded
+from ..base.process import has_loaded_mpi
 from ..base.settings import RestartSettings
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
@@ -65,7 +65,7 @@ class Restarts:
     def check_for_mpi(self, pid: int) -> None:
         """Check whether a rank, or a process that it started, has loaded MPI."""
         if self._is_below_mpi and not self._has_mpi:
-            self._has_mpi = has_loaded(pid, MPI_LIBRARY)
+            self._has_mpi = has_loaded_mpi(pid)
 
     def ignore_between_rounds(self, signals: set[int]) -> None:
         """Signals do not end a script: let them not end the wrapper between two rounds, either."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import signal
 import struct
 from collections.abc import Iterator, Sequence
@@ -65,13 +64,13 @@ def signal_of_code(code: int | None) -> int | None:
     return None
 
 
-def has_loaded(pid: int, library: re.Pattern[str]) -> bool:
-    """Whether a process or one that it started has a library in memory; False if not known."""
+def has_loaded_mpi(pid: int) -> bool:
+    """Whether a process or one that it started has MPI in memory; False if not known."""
     pids = [pid]
     while pids:
         process = pids.pop()
         maps = read_proc(f"{process}/maps")
-        if library.search(maps):
+        if MPI_LIBRARY.search(maps):
             return True
         pids += children_of(process)
     return False

@@ -21,7 +21,6 @@ from ..base.errors import DistbootError, printed
 from ..base.text import first_line, short_repr
 from ..context import Context
 from ..detection import inherited
-from ..detection.env_reader import variable
 from ..detection.export import EnvTransaction, variables
 from ..detection.order import LAUNCHERS
 from ..detection.placement import FIELDS
@@ -82,21 +81,6 @@ def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {
     # A wrapper around this process serves this rank until the end, also for the next `init`
     met = inherited.about(placement, before).met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
-
-
-def keep_given(framework: str, needed: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Refuse to overwrite variables of a framework that are set to different values."""
-    different = [name for name in needed if environ.get(name, needed[name]) != needed[name]]
-    if not different:
-        return
-    given = ", ".join(variable(environ, name) for name in different)
-    expected = ", ".join(f"{name}={needed[name]}" for name in different)
-    raise DistbootError(
-        "conflicting-launchers",
-        f"{given}, but for this job {framework} needs {expected}",
-        f"unset {' and '.join(different)} if an earlier shell or an image set them; otherwise "
-        "start the processes that they count, one each",
-    )
 
 
 def at_end(

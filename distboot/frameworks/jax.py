@@ -21,6 +21,7 @@ from ..base.errors import DistbootError, rendezvous_needed
 from ..base.text import format_address, log_line
 from ..context import Context
 from ..detection import inherited
+from ..detection.env_reader import variable
 from ..detection.export import EnvTransaction
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
@@ -32,7 +33,6 @@ from ._base import (
     context,
     export,
     imported,
-    keep_given,
     past_proxies,
     raised_as,
     within_join_timeout,
@@ -78,7 +78,7 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
     def step() -> tuple[list[int] | None, Ready]:
-        keep_given("JAX", numbers, bare)
+        _keep_given(numbers, bare)
         return _devices(placement, environ), Ready()
 
     address = format_address(str(placement.master_addr), _port(job))
@@ -94,6 +94,21 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
         # JAX knows Slurm's own variables, but looks for Open MPI 4 first
         return found
     return found | _as_openmpi(placement, environ)
+
+
+def _keep_given(needed: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Refuse to overwrite variables of JAX that are set to different values."""
+    different = [name for name in needed if environ.get(name, needed[name]) != needed[name]]
+    if not different:
+        return
+    given = ", ".join(variable(environ, name) for name in different)
+    expected = ", ".join(f"{name}={needed[name]}" for name in different)
+    raise DistbootError(
+        "conflicting-launchers",
+        f"{given}, but for this job JAX needs {expected}",
+        f"unset {' and '.join(different)} if an earlier shell or an image set them; otherwise "
+        "start the processes that they count, one each",
+    )
 
 
 def _as_openmpi(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

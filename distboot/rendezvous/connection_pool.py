@@ -58,6 +58,7 @@ _MOST_REASONS = 100  # for refusing a connection, that are counted
 _PRINTED = (1, 10, 100, 1000)  # which refusals for one reason get a line
 _PAUSE = 1.0  # seconds without new connections while no file can be opened for one
 _CHECK_INTERVAL = 0.5  # seconds between two checks for peers that do not report
+_ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
 _LONGEST_WAIT = 0.5  # seconds
 
 
@@ -88,13 +89,12 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) ->
     return soft
 
 
-def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
+def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]]) -> None:
     """Send to each of these non-blocking sockets the result of its function.
 
-    That takes at most `limit` seconds. A peer that has disconnected, or does not read in time, is
-    left out: its next read fails.
+    A peer that has disconnected, or does not read in time, is left out: its next read fails.
     """
-    end = time.monotonic() + limit
+    end = time.monotonic() + _ANSWER_LIMIT
     # It needs no file of its own: there may be none left
     with selectors.PollSelector() as selector:
         for connection, signed in outgoing.items():

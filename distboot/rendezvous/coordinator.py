@@ -75,7 +75,6 @@ from .protocol import (
     decode,
 )
 
-_ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
 _INTERVAL = 0.2  # seconds between two checks whether the job is still wanted
 # Seconds for which ranks that come after a failure are told of it: launchers start the ranks of
 # several hosts, and a busy host starts its own, within a few seconds
@@ -460,7 +459,7 @@ class Coordinator:
         outgoing: dict[socket.socket, Callable[[], bytes]] = {}
         for peer in self._connections.values():
             outgoing[peer.socket] = partial(broadcast.sign, peer.channel)
-        send_to_all(outgoing, _ANSWER_LIMIT)
+        send_to_all(outgoing)
 
 
 def _hint_for_missing(plan: JoinPlan, unit: str) -> str:
