@@ -54,7 +54,7 @@ class DisconnectedError(Exception):
     `gave_up`: the peer did not end it; this host has stopped sending to it.
     """
 
-    def __init__(self, text: str = "", *, gave_up: bool = False) -> None:
+    def __init__(self, text: str = "", *, gave_up: bool) -> None:
         super().__init__(text)
         self.gave_up = gave_up
 

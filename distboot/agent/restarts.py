@@ -37,8 +37,8 @@ class Restarts:
         settings: RestartSettings,
         environ: Mapping[str, str],
         *,
-        who: str | None = None,  # in what is printed between two rounds
-        of_launcher: bool = False,  # whether the ranks are launchers
+        who: str | None,  # in what is printed between two rounds
+        of_launcher: bool,  # whether the ranks are launchers
     ) -> None:
         self.round = 0  # that runs, or comes next
         # On rank 0, those that have failed, as the report has them

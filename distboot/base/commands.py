@@ -29,7 +29,7 @@ def become(
     environ: Mapping[str, str],
     *,
     open_files: int | None = None,
-    cpus: Collection[int] = (),
+    cpus: Collection[int],
 ) -> NoReturn:
     """Replace this process by a command; `DistbootError`: it cannot be run."""
     limit_files(open_files)

@@ -98,7 +98,7 @@ def read_proc(path: str) -> str:
     return ""
 
 
-def proc_stat(process: object = "self") -> list[str]:
+def proc_stat(process: object) -> list[str]:
     """The fields of proc_pid_stat(5), from the third one on: the state.
 
     Empty if the process has ended, or if there is no /proc.

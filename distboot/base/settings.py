@@ -494,7 +494,7 @@ def rendezvous_setting(environ: Mapping[str, str]) -> bool:
     return found
 
 
-def grace_setting(environ: Mapping[str, str], given: str | float | None = None) -> float:
+def grace_setting(environ: Mapping[str, str], given: str | float | None) -> float:
     """Seconds between TERM and KILL; `given` by --grace."""
     found: float = value_of("DISTBOOT_GRACE", environ, given)
     return found

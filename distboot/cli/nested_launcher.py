@@ -97,7 +97,7 @@ class Nested(NamedTuple):
             return text
         return f"{text}, and none joined the others"
 
-    def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
+    def separate_jobs(self, placement: Placement, per_node: str | None) -> str | None:
         """A warning if each rank starts its own job, or None; `per_node`: of --nproc-per-node."""
         if self.is_told_of_nodes:
             return None

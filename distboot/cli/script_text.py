@@ -145,7 +145,7 @@ def missing_framework_option(
     framework: str,
     placement: Placement,
     environ: Mapping[str, str],
-    per_node: str | None = None,
+    per_node: str | None,
 ) -> str | None:
     """A warning if a script starts a framework whose variables only `--framework` sets, or None.
 

@@ -107,7 +107,7 @@ def has_accelerators() -> bool:
     return any((os.path.isdir(f"/{_TOPOLOGY}"), has_nvidia_smi()))
 
 
-def pci_addresses(root: Path = Path("/")) -> dict[str, str]:
+def pci_addresses(root: Path) -> dict[str, str]:
     """The PCI address of each accelerator, by its id: `{"GPU-9a1c…": "0000:3b:00.0"}`."""
     found = amd_addresses(root)
     for device in _nvidia_devices(root):

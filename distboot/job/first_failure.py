@@ -73,8 +73,8 @@ class RootCauseAnalysis:
     """All reports until one of them is the root cause."""
 
     members: list[RankState]
-    is_by_node: bool = False  # whether one agent has all ranks of a node
-    reports: list[FailureReport] = field(default_factory=list)  # in the order of arrival
+    is_by_node: bool  # whether one agent has all ranks of a node
+    reports: list[FailureReport]  # in the order of arrival
     # Of these, the lost ones, by node and rank
     _lost: dict[int, dict[RankState, FailureReport]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -177,7 +177,7 @@ class RootCauseAnalysis:
         waited = filter(operator.attrgetter("has_waited"), self.reports)
         return next(waited, first)
 
-    def explain(self, report: FailureReport, delay: float, held_up: str = "") -> RootCause:
+    def explain(self, report: FailureReport, delay: float, held_up: str) -> RootCause:
         """The root cause that a report is.
 
         Args:

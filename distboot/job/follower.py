@@ -166,7 +166,7 @@ class Follower(AgentJob):
             self._lose_rank_0(why, now)
         return self._emitted()
 
-    def silent(self, now: float, when: str = "") -> list[Effect]:
+    def silent(self, now: float, when: str) -> list[Effect]:
         """Rank 0's host does not answer at all, though it should: it counts as lost."""
         self._lose_rank_0(f"{_NO_ANSWER}{when}", now)
         return self._emitted()

@@ -214,7 +214,7 @@ class RootCause:
             return self.then
         return self.ranks[0]
 
-    def until_stop(self, member: RankState, *, shares_keys: bool = False) -> float:
+    def until_stop(self, member: RankState, *, shares_keys: bool) -> float:
         """Seconds until a rank has to stop for it; it may be about to end by itself.
 
         `shares_keys`: the keys of the terminal of its agent reach it, too.

@@ -62,7 +62,7 @@ _ANSWER_LIMIT = 10.0  # seconds for all ranks together to read the answer
 _LONGEST_WAIT = 0.5  # seconds
 
 
-def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) -> int | None:
+def allow_files(connections: int, say: Callable[[str], None], ranks: int) -> int | None:
     """Raise the soft limit of open files for these connections and for the ranks of this process.
 
     Warns with `say` if the hard limit is too low. Returns the previous limit; None: it was enough.

@@ -84,7 +84,7 @@ _was_signalled = False
 class Preemption:
     """Whether the script of a context is to stop."""
 
-    def __init__(self, agent: Agent | None, who: str | None = None) -> None:
+    def __init__(self, agent: Agent | None, who: str | None) -> None:
         self._agent: Agent | None = None  # none: only this process is asked
         self._page = blank_page()
         self._who = who  # this process in what is printed

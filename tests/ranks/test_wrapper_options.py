@@ -211,10 +211,10 @@ def test_missing_framework_may_not_be_started(
     target = Target([sys.executable, str(script)], 2)
     placement = detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"})
     monkeypatch.setitem(sys.modules, "horovod", None)  # as where it is not installed
-    assert missing_framework_option(target, "torch", placement, {}) is None
+    assert missing_framework_option(target, "torch", placement, {}, None) is None
     script.write_text("import horovod.torch as hvd")
     other = Target([sys.executable, str(script)], 2)
-    warning = missing_framework_option(other, "torch", placement, {})
+    warning = missing_framework_option(other, "torch", placement, {}, None)
     assert warning is not None
     assert "train.py starts horovod" in warning
 
