@@ -61,7 +61,8 @@ _TIMEOUT = pattern(
 # What a description of a wait can do without; the first goes first
 LEAST_MISSED_OF_WAIT = (
     pattern(", judging by the stacks"),
-    pattern(r" (?:waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
+    pattern(r", collective operation [\d,]+, ranks? [^;:]+ ha(?:s|ve) begun (?:at least )?[\d,]+"),
+    pattern(r" (?:it is|waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
 )
 # The end of the description of a wait for which the job ends
 BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends the job"

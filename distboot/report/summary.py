@@ -158,8 +158,7 @@ def _without_host(headline: str) -> str:
 
 def _brief(text: str, most: int) -> str:
     """A headline of at most so many characters; its place in the code and its end stay."""
-    if len(text) > most:
-        text = _shortened_wait(text)
+    text = _shortened_wait(text, most)
     if len(text) <= most:
         return text
     what, comma, place = text.rpartition(", in ")
@@ -172,11 +171,11 @@ def _brief(text: str, most: int) -> str:
     return without_middle(what, room, _LEAST_WITH_END) + place
 
 
-def _shortened_wait(text: str) -> str:
-    """The headline of a hang with its places alone; any other as it is."""
-    text = text.replace(BY_HANG_STOP, "")
-    for part in LEAST_MISSED_OF_WAIT:
-        text = part.sub("", text)
+def _shortened_wait(text: str, most: int) -> str:
+    """The headline of a hang without what is least missed, if it is too long; any other as it is."""
+    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT):
+        if len(text) > most:
+            text = part.sub("", text)
     return text
 
 

@@ -172,7 +172,34 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 f"{HANG}: rank 0 waits in a (x.py:3), rank 1 waits in long_b (x.py:9),"
                 " and DISTBOOT_HANG=stop ends the job"
             ),
-            f"{HANG} at 11:07:40 UTC, on node-a: rank 0 in a (x.py:3), rank 1 in long_b (x.py:9)",
+            (
+                f"{HANG} at 11:07:40 UTC, on node-a: rank 0 waits in a (x.py:3), "
+                "rank 1 waits in long_b (x.py:9)"
+            ),
+        ),
+        (
+            "late",
+            (
+                "rank 1 (node-a) held up the job for 9 s: it is in main (f.py:40), and "
+                "DISTBOOT_HANG=stop ends the job; rank 0 waits in all_reduce (f.py:21), "
+                "collective operation 1,006, rank 1 has begun 1,005"
+            ),
+            (
+                "rank 1 (node-a) held up the job for 9 s at 11:07:40 UTC, on node-a: "
+                "it is in main (f.py:40); rank 0 waits in all_reduce (f.py:21)"
+            ),
+        ),
+        (
+            "late",
+            (
+                "rank 1 (node-a) held up the job for 9 s: it is in read_the_next_shard "
+                "(loading.py:40), and DISTBOOT_HANG=stop ends the job; rank 0 waits in "
+                "all_reduce (f.py:21), collective operation 6, rank 1 has begun at least 5"
+            ),
+            (
+                "rank 1 (node-a) held up the job for 9 s at 11:07:40 UTC, on node-a: "
+                "in read_the_next_shard (loading.py:40); rank 0 in all_reduce (f.py:21)"
+            ),
         ),
         (
             "stopped",
@@ -188,7 +215,15 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
             ),
         ),
     ],
-    ids=["import", "DataLoader", "hang", "stop of a hang", "agreed stop"],
+    ids=[
+        "import",
+        "DataLoader",
+        "hang",
+        "hang with counts",
+        "hang at a long place",
+        "stop of a hang",
+        "agreed stop",
+    ],
 )
 def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind=kind, **{**CAUSE, "text": text, **NODE_A})
