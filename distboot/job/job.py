@@ -239,13 +239,15 @@ class Job(AgentJob):
             return
         cause = conclusion.cause
         first = self.facts.members[cause.ranks[0]]
-        details = {
+        details: dict[str, object] = {
             "kind": conclusion.kind,
             "ranks": list(cause.ranks),
             "text": conclusion.text,
             "location": first.where,
             "traceback": conclusion.traceback,
         }
+        if cause.then is not None:
+            details["then"] = cause.then
         self._emit(Record("root_cause", first.rank, details))
         self._tell(cause)
 

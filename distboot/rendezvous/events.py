@@ -41,7 +41,8 @@ Kind = Literal[
     "late_over",
     "separate_models",  # ranks, reason: they train a model each
     "separate_models_over",
-    "root_cause",  # kind, ranks, text, location, traceback
+    # kind, ranks, text, location, traceback, then (the rank that failed because of it, if any)
+    "root_cause",
     # In the journal alone, see `job/journal`
     "met",
     "heard",

@@ -426,6 +426,8 @@ def _headline(
     states = Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
         text = _as_sentence(job.root_cause.details["text"])
+        if job.then is not None:  # the text says how it ended
+            states[job.of_rank(job.then)] -= 1
         if job.is_failure:
             text = "; ".join(filter(None, (text, _counts(states))))
         return text

@@ -34,6 +34,8 @@ class JobState:
         self._cause = _NO_CAUSE
         if self.root_cause is not None:
             self._cause = self.root_cause.details
+        # The rank whose failure the root cause names, too; None: there is none
+        self.then: int | None = self._cause.get("then")
         self._all_joined = _last(events, "all_joined")
         # Ranks that others waited for at the end
         self.late: set[int] = set()
@@ -58,10 +60,10 @@ class JobState:
         return self._cause["kind"] not in ("", "stopped")
 
     def later_failures(self) -> int:
-        """How many ranks have failed besides the root cause."""
+        """How many ranks have failed besides those that the root cause names."""
         if self.root_cause is None:
             return 0
-        later = self.failed.difference(self._cause["ranks"])
+        later = self.failed.difference(self._cause["ranks"], [self.then])
         return len(later)
 
     def kind_for(self, rank: int) -> str:

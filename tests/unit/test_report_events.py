@@ -241,9 +241,14 @@ def test_summary_refers_to_the_early_ranks_headline() -> None:
         "rank 1 exited with code 0 while 3 others were still training, there; "
         "then rank 0 failed, because it did"
     )
-    log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
+    log = _trained(2).at(NOON + 60, "failing", 0, text="a peer disconnected")
+    log.at(NOON + 60, "root_cause", 1, kind="failed", then=0, **{**CAUSE, "text": text})
+    log.at(NOON + 61, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     said = summary_line(log, PAIR, Doubts(), NOON + 63)
     assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
+    report: Any = job_report(log, PAIR, Doubts(), NOON + 63)
+    assert report["headline"].endswith("; then rank 0 failed, because it did")
+    assert report["later_failures"] == 0
 
 
 @pytest.mark.parametrize(

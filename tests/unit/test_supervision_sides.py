@@ -166,7 +166,7 @@ ORDERS = {
             "rank 1 exited with code 0 while 3 other ranks were still training, on "
             "host-0; then rank 3 failed, because a "
         ),
-        1,
+        0,
     ),
     "ended-well-beside-a-service": (  # a `ConnectionError` of a service tells nothing of the rank that ended
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE)), 1],
@@ -176,7 +176,7 @@ ORDERS = {
     "ended-too-early-wrapped": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(WRAPPED)), 1],
         "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a",
-        1,
+        0,
     ),
     "ended-well-beside-a-service-after-another-error": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE_AFTER_ANOTHER)), 1],
