@@ -40,6 +40,8 @@ _PLACE = pattern(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
 _RECEIVER = pattern(
     r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
 )
+# Its process is not that of the rank, which the location names
+_BY_WRAPPER = pattern(r"the wrapper of \w+ \d+ got it\Z")
 _LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
 _MOST_CODES = 6
@@ -137,7 +139,10 @@ def _how_it_ended(
         short = re.split(first_words_end, cause["text"], maxsplit=1)[0]
         why = _why(cause["text"].removeprefix(short))
         at = date_of(job.root_cause.time)
-        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}", why
+        where = cause["location"]
+        if _BY_WRAPPER.search(short):
+            where = _PLACE.sub("", where)
+        return f"{short} at {at:%H:%M:%S} UTC, {where}", why
     good_end = "all ended well" if all_succeeded else "no failure was seen"
     return doubts.describe(events, "all ended") or good_end, ""
 

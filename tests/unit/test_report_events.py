@@ -214,6 +214,22 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 "(ctx.request_stop()); 1 other rank failed after that"
             ),
         ),
+        (
+            "stopped",
+            f"stopped by an external SIGTERM: {GOT[2:]}, on node-a",
+            (
+                f"stopped by an external SIGTERM: {GOT[2:]} at 11:07:40 UTC, on node-a; "
+                "1 other rank failed after that"
+            ),
+        ),
+        (
+            "stopped",
+            "stopped by an external SIGTERM: rank 1 got it first, on node-a",
+            (
+                "stopped by an external SIGTERM: rank 1 got it first at 11:07:40 UTC, "
+                "on node-a (node 0, local rank 1, process 27783); 1 other rank failed after that"
+            ),
+        ),
     ],
     ids=[
         "import",
@@ -223,6 +239,8 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
         "hang at a long place",
         "stop of a hang",
         "agreed stop",
+        "stop of a wrapper",
+        "stop of a rank",
     ],
 )
 def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
