@@ -25,6 +25,7 @@ import pytest
 
 from ..base.errors import DistbootError
 from ..base.setting_readers import given_by_option, seconds
+from ..base.text import did_you_mean
 from ..host import free_port
 from ..report.start_failure import stopped_by
 from .trial import Launch, parse, run
@@ -36,6 +37,8 @@ _MARK = (
     "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; "
     "as_: a launch such as 'mpirun 2x2'"
 )
+
+_ARGUMENTS = ("count", "timeout", "as_")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,10 +119,19 @@ def _wanted_by(item: pytest.Item, mark: pytest.Mark) -> _Wanted:
     try:
         return _wanted(*mark.args, **mark.kwargs)
     except TypeError:
-        problem = f"@pytest.mark.ranks needs a number, as in {_MARK}"
+        problem = f"@pytest.mark.ranks {_misuse(mark)}as in {_MARK}"
     except pytest.UsageError as error:
         problem = str(error)
     raise pytest.UsageError(f"{item.nodeid}: {problem}")
+
+
+def _misuse(mark: pytest.Mark) -> str:
+    """What is wrong with the arguments of a mark, as the beginning of a sentence."""
+    unknown = sorted(mark.kwargs.keys() - _ARGUMENTS)
+    if not unknown:
+        return "needs a number, "
+    meant = did_you_mean(unknown[0], _ARGUMENTS)
+    return f"has no argument {unknown[0]!r}: {meant}"
 
 
 def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _Wanted:

@@ -219,7 +219,9 @@ def pytest_collection_modifyitems(config, items):
         ("2, timeout=None", "timeout=None is not a valid number of seconds; use a number"),
         ("2, timeout=0, as_='srun 1x2'", "timeout=0 is not a valid number of seconds"),
         ("", "@pytest.mark.ranks needs a number, as in ranks(count"),
-        ("2, tiemout=3", "@pytest.mark.ranks needs a number, as in ranks(count"),
+        ("2, tiemout=3", "has no argument 'tiemout': did you mean 'timeout'? as in ranks(count"),
+        ("2, gpus=1", "@pytest.mark.ranks has no argument 'gpus': as in ranks(count"),
+        ("2, 3", "@pytest.mark.ranks needs a number, as in ranks(count"),
     ],
 )
 def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:
