@@ -114,5 +114,7 @@ class Parser(argparse.ArgumentParser):
             return known
         if not option.startswith("--"):
             return ""
-        meant = did_you_mean(option, self._option_string_actions)
+        # --help follows in any case; it is near to any short option
+        names = self._option_string_actions.keys() - {"--help"}
+        meant = did_you_mean(option, sorted(names))
         return f"{meant}{self.prog} --help"

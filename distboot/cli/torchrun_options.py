@@ -77,6 +77,7 @@ HINTS = {
     # mpirun and srun
     "-n": "--nproc-per-node N, the number on each node",
     "-np": "--nproc-per-node N, the number on each node",
+    "--np": "--nproc-per-node N, the number on each node",
     # accelerate launch
     "--num-processes": "of accelerate; see --nproc-per-node N, the number on each node",
     "--num-machines": "of accelerate; see --nnodes N",

@@ -110,6 +110,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
     ("arguments", "code", "said"),
     [
         ("show --jsno", "usage", ""),
+        ("show --hel", "usage", "\ndistboot: hint: python -m distboot show --help\n"),
         ("show extra", "usage", ""),
         ("doctor extra", "usage", ""),
         ("env --format csv", "usage", ""),
@@ -125,7 +126,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
                 "usage",
                 "\ndistboot: hint: --nproc-per-node N, the number on ",
             )
-            for option in ("-n", "-np")
+            for option in ("-n", "-np", "--np")
         ),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
