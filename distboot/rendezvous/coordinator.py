@@ -79,6 +79,12 @@ _INTERVAL = 0.2  # seconds between two checks whether the job is still wanted
 # Seconds for which ranks that come after a failure are told of it: launchers start the ranks of
 # several hosts, and a busy host starts its own, within a few seconds
 _LINGER = 3.0
+_OF_ANOTHER_JOB = "belongs to another job"
+# What to do where ranks are missing and connections were refused, by a part of why these were
+_REMEDIES = {
+    _OF_ANOTHER_JOB: "another job uses this address and port: give each job its own MASTER_PORT",
+    "DISTBOOT_SECRET": "give all {}s the same DISTBOOT_SECRET",
+}
 
 
 class _Deadline(NamedTuple):
@@ -253,8 +259,9 @@ class Coordinator:
         hint = self.why_missing.hint
         if self.pool.remedy:
             hint = f"{self.pool.remedy}; or {hint}"
-        if "DISTBOOT_SECRET" in refusals:
-            hint = f"give all {table.unit}s the same DISTBOOT_SECRET; or {hint}"
+        for reason, remedy in _REMEDIES.items():
+            if reason in refusals:
+                hint = f"{remedy.format(table.unit)}; or {hint}"
         return DistbootError("missing-rank", text, hint)
 
     def _gather_after_delay(self) -> None:
@@ -329,7 +336,7 @@ class Coordinator:
 
     def _handle_hello(self, peer: Connection, hello: Hello) -> None:
         if hello.job != self._plan.job:
-            raise ProtocolError("belongs to another job")
+            raise ProtocolError(_OF_ANOTHER_JOB)
         if hello.version != VERSION:
             self._refuse_version(peer, hello.version)
         peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)

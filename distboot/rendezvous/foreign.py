@@ -40,6 +40,8 @@ class Foreign(NamedTuple):
     # Reads well after "the process that listens there" or "the connecting process"
     description: str
     remedy: str  # empty: it does not matter to the job
+    # Whether an earlier answer tells more: all that is known is that it does not answer
+    is_vague: bool = False
 
 
 class _Row(NamedTuple):
@@ -116,6 +118,7 @@ TORCH_STORE = Foreign("is torch's store (TCPStore)", _STORE)
 CLOSES = Foreign(
     "closes the connection at once",
     f"look at the output of rank 0, which may have ended; {_MESH}; {_OTHER_PORT}",
+    is_vague=True,
 )
 SILENT = (  # the remedy for what accepts connections and answers nothing
     f"look at the output of rank 0, which may be stopped or busy; {_MESH}; {_OTHER_PORT}"

@@ -261,7 +261,10 @@ class Worker:
     def _explain(self, error: Exception, found: foreign.Foreign | None) -> str:
         """Why an attempt failed before rank 0 had this rank's report."""
         if found is not None:
-            return self._refused(f"{_LISTENER} {found.description}", found.remedy)
+            why = f"{_LISTENER} {found.description}"
+            if found.is_vague and self._refusal:
+                return why
+            return self._refused(why, found.remedy)
         if isinstance(error, ProtocolError | EOFError):
             return self._refused(f"{_LISTENER} {error}", _SAME_JOB)
         if isinstance(error, TimeoutError):

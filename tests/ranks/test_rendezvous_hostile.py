@@ -212,6 +212,27 @@ def test_reason_for_a_refusal_is_not_forgotten(fake: Fake) -> None:
     )
 
 
+def test_closed_connection_hides_no_refusal(fake: Fake) -> None:
+    answers = [OPEN.sign(Refused("the peer belongs to another job"))]
+    somebody = fake(lambda connection: connection.sendall(answers.pop()) if answers else None)
+    error = Rank(somebody.port, record(1, 2), 1.5).failed()
+    assert (
+        "closes the connection at once; before that, the process that listens there refused "
+        "this rank: 'the peer belongs to another job'"
+    ) in error.message
+    assert error.hint.startswith("all ranks need the same job, ")
+
+
+def test_port_of_two_jobs_is_explained(rank0: StartRank0) -> None:
+    first = rank0(2, 1)
+    refusal(peer(first.port, OPEN.sign(Hello("another", NONCE))))
+    error = first.failed()
+    assert "1 refused: the connecting process belongs to another job" in error.message
+    assert error.hint.startswith(
+        "another job uses this address and port: give each job its own MASTER_PORT; or look at"
+    )
+
+
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&1 | true"])
 def test_stderr_that_takes_nothing_costs_no_job(run: Run, port: int, stderr: str) -> None:
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
