@@ -31,6 +31,8 @@ from ..script.exceptions import (
 )
 
 FATAL = "Fatal Python error: "  # how faulthandler begins
+# What a rank reports that waited in init() for one that ended
+BEFORE_START = "ended before the framework could start"
 _LONGEST_EXCERPT = 4000  # characters
 _LONGEST_PART = 400  # characters of a type, of the first line of a message, of a place
 _LONGEST_CAUSE = 200  # characters that are shown

@@ -29,7 +29,7 @@ from typing import Literal
 from ..base.dataclass import dataclass, field
 from ..base.process import INTERRUPT
 from ..base.text import ranks_said
-from .exit_status import ExitStatus
+from .exit_status import BEFORE_START, ExitStatus
 from .root_cause import (
     RankState,
     RootCause,
@@ -43,6 +43,7 @@ from .root_cause import (
 SETTLING = 0.15  # seconds; mpirun leaves 0.24 until its next signal
 EXPLAINING = 0.5  # seconds
 GATHERING = 0.1  # seconds
+_LONGEST_MESSAGE = 1000  # characters: so that none is left out
 _FAILURE_DUE = {False: 0.0, True: EXPLAINING}  # seconds, by whether it is secondary
 _rank = operator.attrgetter("rank")
 _node = operator.attrgetter("node_rank")
@@ -199,7 +200,8 @@ class RootCauseAnalysis:
         if done and end.is_of_peer:
             others = len(self.members) - len(done)
             then = from_exit(member, end, delay, "failed")
-            return from_early_end(done, others, then)
+            has_started = BEFORE_START not in end.failure_text(_LONGEST_MESSAGE)
+            return from_early_end(done, others, then, has_started=has_started)
         return from_exit(member, end, delay)
 
     def _receiver(self, report: FailureReport) -> str:

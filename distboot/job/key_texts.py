@@ -8,6 +8,7 @@ from ..base.errors import DistbootError
 from ..base.text import escape_control, ranks_said, short_repr, with_nodes
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import BARRIER, SAME_FRAMEWORK, Key, WorkerInfo
+from .exit_status import BEFORE_START
 
 _HINT_AT_NETWORK = "look for what cuts the connection to that host: a firewall, or the network"
 _HINT_AT_MISSING = (
@@ -108,7 +109,7 @@ class KeyTexts:
 
     def ended_unready(self, record: WorkerInfo) -> DistbootError:
         process = f"process {record.pid} on {short_repr(record.host)}"
-        text = f"rank {record.rank} ({process}) joined, and ended before the framework could start"
+        text = f"rank {record.rank} ({process}) joined, and {BEFORE_START}"
         return DistbootError("rank-failed", text, "look at the output of that rank")
 
     def not_ready(self, unready: Collection[int], now: float) -> DistbootError:

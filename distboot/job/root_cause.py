@@ -300,17 +300,21 @@ def from_hidden(member: RankState, end: ExitStatus) -> str:
     return _headline(begin, end.failure_text, member, end.place)
 
 
-def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:
-    """Ranks had ended well when one of the others failed, as a peer had disconnected."""
+def from_early_end(
+    done: Sequence[RankState], others: int, then: RootCause, *, has_started: bool
+) -> RootCause:
+    """Ranks had ended well when one of the others failed, as a peer had disconnected.
+
+    `has_started`: whether the framework had, for which all ranks have to call `init`.
+    """
     ranks = tuple(member.rank for member in done)
-    training = f"{others} other ranks were"
+    when = f"while {others} other ranks were still training"
     if others == 1:
-        training = "1 other rank was"
+        when = "while 1 other rank was still training"
+    if not has_started:
+        when = "before calling init()"
     victim, _, _ = then.text.partition(": ")
-    headline = (
-        f"{ranks_said(ranks)} exited with code 0 while {training} still training,"
-        f" {done[0].host_said}; then {victim}"
-    )
+    headline = f"{ranks_said(ranks)} exited with code 0 {when}, {done[0].host_said}; then {victim}"
     lines = then.text.removeprefix(then.headline)
     if _OWN_ERROR in lines:  # which says no more than the headline
         lines = ""

@@ -135,7 +135,9 @@ def _how_it_ended(
         # The whole text was printed when it happened. This adds where and when that was.
         cause = job.root_cause.details
         # An agreed stop may have been asked for long before it ended the first rank
-        first_words_end = ": | while " if job.is_failure else ", on |(?<=^stopped as agreed): "
+        first_words_end = ", on |(?<=^stopped as agreed): "
+        if job.is_failure:
+            first_words_end = ": | while |, on (?=[^;]+; then rank )"
         short = re.split(first_words_end, cause["text"], maxsplit=1)[0]
         why = _why(cause["text"].removeprefix(short))
         at = date_of(job.root_cause.time)

@@ -111,7 +111,7 @@ def _hangs(seen: Observed, failure: str) -> str:
 
 def _separate(seen: Observed, failure: str) -> str:
     """Ranks that do not end together, or whose process groups do not have all ranks."""
-    if "exited with code 0 while" in failure:
+    if "exited with code 0 " in failure:
         return failure
     ranks_by_size: defaultdict[int, list[int]] = defaultdict(list)
     for rank, facts in seen.notes_with("size"):

@@ -254,16 +254,20 @@ def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
     assert kind != "failed" or report["headline"].endswith("; 1 other rank failed after that")
 
 
-def test_summary_refers_to_the_early_ranks_headline() -> None:
-    text = (
-        "rank 1 exited with code 0 while 3 others were still training, there; "
-        "then rank 0 failed, because it did"
-    )
+@pytest.mark.parametrize(
+    ("when", "host", "short"),
+    [
+        (" while 3 others were still training", "there", ""),
+        (" before calling init()", "on node-0", " before calling init()"),
+    ],
+)
+def test_summary_refers_to_the_early_ranks_headline(when: str, host: str, short: str) -> None:
+    text = f"rank 1 exited with code 0{when}, {host}; then rank 0 failed, because it did"
     log = _trained(2).at(NOON + 60, "failing", 0, text="a peer disconnected")
     log.at(NOON + 60, "root_cause", 1, kind="failed", then=0, **{**CAUSE, "text": text})
     log.at(NOON + 61, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     said = summary_line(log, PAIR, Doubts(), NOON + 63)
-    assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
+    assert f"s: rank 1 exited with code 0{short} at 11:07:40 UTC, there; exit codes: " in said
     report: Any = job_report(log, PAIR, Doubts(), NOON + 63)
     assert report["headline"].endswith("; then rank 0 failed, because it did")
     assert report["later_failures"] == 0

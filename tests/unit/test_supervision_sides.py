@@ -51,6 +51,11 @@ WRAPPED = replace(
         excerpt="RuntimeError: Connection closed by peer\n\ntrain.StepError: step 7",
     ),
 )
+OF_NO_START = raised(
+    "distboot.DistbootError: error[rank-failed]: rank 1 (process 7 on 'host-0') joined, "
+    "and ended before the framework could start",
+    when=1.0,
+)
 OF_A_SERVICE = raised("ConnectionRefusedError: [Errno 111] Connection refused", when=1.0)
 
 OF_A_SERVICE_AFTER_ANOTHER = replace(
@@ -165,6 +170,14 @@ ORDERS = {
         (
             "rank 1 exited with code 0 while 3 other ranks were still training, on "
             "host-0; then rank 3 failed, because a "
+        ),
+        0,
+    ),
+    "ended-before-init": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_NO_START)), 1],
+        (
+            "rank 1 exited with code 0 before calling init(), on host-0; "
+            "then rank 3 failed, because a peer disconnected"
         ),
         0,
     ),
