@@ -12,10 +12,11 @@ from typing import Any
 from ..base.dataclass import replace
 from ..base.process import has_loaded_mpi
 from ..base.settings import RestartSettings
+from ..base.table import first_that_holds
 from ..base.text import digits, log_line, ranges, ranks_said
 from ..job.exit_status import ExitStatus
 from ..job.restarts import RestartPolicy, failed_round
-from ..job.root_cause import RootCause
+from ..job.root_cause import BY_HANG_STOP, HELD_UP, RootCause
 from ..rendezvous.events import job_time
 
 TYPE_CHECKING = False
@@ -194,7 +195,7 @@ class Restarts:
             who = "a rank"
             if cause.ranks:
                 who = ranks_said(cause.ranks)
-            why = f"round {failed} ended after {seconds:.1f} s, as {who} failed"
+            why = f"round {failed} ended after {seconds:.1f} s, as {who} {_how(cause)}"
             self._announcement = f"restart {self.round} of {self._policy.most}: {why}"
         with suppress(OSError, KeyError):
             # Of the last failure; torchrun is to read that of the job's end
@@ -214,3 +215,12 @@ class Restarts:
             before = digits(environ.get(_OF_TORCHRUN, "")) or 0
             found[_OF_TORCHRUN] = str(self.round + before)
         return found
+
+
+def _how(cause: RootCause) -> str:
+    """What its ranks did to the round: `"failed"`, `"held it up"`."""
+    return first_that_holds(
+        (HELD_UP in cause.headline, "held it up"),
+        (BY_HANG_STOP in cause.headline, "hung"),  # each waits for another one
+        (True, "failed"),
+    )

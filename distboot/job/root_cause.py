@@ -65,7 +65,9 @@ LEAST_MISSED_OF_WAIT = (
     pattern(r" (?:it is|waits?|is|are)(?= in \S+ \([^()]+:\d+\))"),  # before a place
 )
 # The end of the description of a wait for which the job ends
-BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends the job"
+BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends all ranks"
+# What late ranks have done, in the headline
+HELD_UP = "held up the job"
 _OWN_ERROR = "distboot.DistbootError: "
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters

@@ -9,14 +9,14 @@ from ..base.text import escape_control, ranks_said
 from .exit_status import ExitStatus
 from .find_late import Late, Positions
 from .messages import Position
-from .root_cause import RankState
+from .root_cause import HELD_UP, RankState
 from .stacks import fold, partings, where
 
 _MOST_PLACES = 4  # in one line
 # Of a wait for which the job ends, and of one that something else has ended, by whether ranks are
 # late; else all wait for each other
-_BEGIN_OF_CAUSE = {True: "{} held up the job", False: "the ranks have waited for {}"}
-_BEGIN_OF_PAST = {True: "{} had held up the job", False: "the ranks had waited for {}"}
+_BEGIN_OF_CAUSE = {True: f"{{}} {HELD_UP}", False: "the ranks have waited for {}"}
+_BEGIN_OF_PAST = {True: f"{{}} had {HELD_UP}", False: "the ranks had waited for {}"}
 _SINGULAR = {"wait": "waits", "are": "is", "have": "has", "continue": "continues"}
 
 # Ranks, and where they are: " in load (data.py:41)"

@@ -294,7 +294,7 @@ def test_hang_that_is_stopped_keeps_its_places() -> None:
     assert cause.text.splitlines() == [
         (
             "the ranks have waited for each other for 60 s: rank 0 in backward (train.py:81), "
-            "rank 1 in barrier (train.py:99), and DISTBOOT_HANG=stop ends the job"
+            "rank 1 in barrier (train.py:99), and DISTBOOT_HANG=stop ends all ranks"
         ),
         f"  | {text}{BY_HANG_STOP}",
     ]
@@ -654,7 +654,7 @@ def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
     job = start(TRAIN.format(does="until('never')"), ranks=2, framework="torch", **hangs)
     assert job.codes() == [143, 143]
     assert "held up the job for " in job.first(1)
-    assert ", and DISTBOOT_HANG=stop ends the job" in job.first(1)
+    assert ", and DISTBOOT_HANG=stop ends all ranks" in job.first(1)
     (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
     assert (cause["kind"], cause["ranks"]) == ("late", [1])
 

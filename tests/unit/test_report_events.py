@@ -170,7 +170,7 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
             "late",
             (
                 f"{HANG}: rank 0 waits in a (x.py:3), rank 1 waits in long_b (x.py:9),"
-                " and DISTBOOT_HANG=stop ends the job"
+                " and DISTBOOT_HANG=stop ends all ranks"
             ),
             (
                 f"{HANG} at 11:07:40 UTC, on node-a: rank 0 waits in a (x.py:3), "
@@ -181,7 +181,7 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
             "late",
             (
                 "rank 1 (node-a) held up the job for 9 s: it is in main (f.py:40), and "
-                "DISTBOOT_HANG=stop ends the job; rank 0 waits in all_reduce (f.py:21), "
+                "DISTBOOT_HANG=stop ends all ranks; rank 0 waits in all_reduce (f.py:21), "
                 "collective operation 1,006, rank 1 has begun 1,005"
             ),
             (
@@ -193,7 +193,7 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
             "late",
             (
                 "rank 1 (node-a) held up the job for 9 s: it is in read_the_next_shard "
-                "(loading.py:40), and DISTBOOT_HANG=stop ends the job; rank 0 waits in "
+                "(loading.py:40), and DISTBOOT_HANG=stop ends all ranks; rank 0 waits in "
                 "all_reduce (f.py:21), collective operation 6, rank 1 has begun at least 5"
             ),
             (

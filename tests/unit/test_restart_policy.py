@@ -3,10 +3,11 @@
 import pytest
 from supervised import raised
 
+from distboot.agent.restarts import Restarts
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.restarts import Decision, RestartPolicy
-from distboot.job.root_cause import RankState, RootCause, from_exit
+from distboot.job.root_cause import BY_HANG_STOP, RankState, RootCause, from_exit
 
 _MOST = 5
 
@@ -116,3 +117,26 @@ def test_rank_0_allows_the_rounds() -> None:
     policy.begin(1, 1)
     decision = _decide(policy, ExitStatus(code=137))
     assert decision.text == "no restart: --max-restarts 1 allows no more"
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("rank 1 failed first: exit code 3, on vm", "failed"),
+        (
+            f"rank 1 (vm) held up the job for 9 s: it is in main (f.py:4){BY_HANG_STOP}",
+            "held it up",
+        ),
+        ("rank 1 (vm) held up the job for 9 s: it is there; then rank 0 failed", "held it up"),
+        (f"the ranks have waited for each other for 9 s: rank 1 waits{BY_HANG_STOP}", "hung"),
+    ],
+)
+def test_announcement_tells_how_a_round_ended(
+    capfd: pytest.CaptureFixture[str], text: str, how: str
+) -> None:
+    restarts = Restarts(RestartSettings(_MOST), {})
+    restarts.rounds.append({})
+    restarts.ended(RootCause((1,), is_failure=True, text=text))
+    restarts.announce()
+    said = capfd.readouterr().err
+    assert said.endswith(f" s, as rank 1 {how}\n"), said
