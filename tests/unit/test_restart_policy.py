@@ -134,7 +134,7 @@ def test_rank_0_allows_the_rounds() -> None:
 def test_announcement_tells_how_a_round_ended(
     capfd: pytest.CaptureFixture[str], text: str, how: str
 ) -> None:
-    restarts = Restarts(RestartSettings(_MOST), {})
+    restarts = Restarts(RestartSettings(_MOST), {}, who=None, of_launcher=False)
     restarts.rounds.append({})
     restarts.ended(RootCause((1,), is_failure=True, text=text))
     restarts.announce()
