@@ -124,8 +124,9 @@ sys.exit(143)
 def test_code_143_after_agreed_stop_names_why(start_init: Start, ask: str, why: str) -> None:
     job = start_init(_ASKS_FOR_ANOTHER_START, ranks=2, DISTBOOT_STOP_SIGNALS="USR1", ASK=ask)
     assert job.codes() == [143, 143], job.output(0)
-    assert f"stopped as agreed: rank 1 was asked to stop ({why}), on " in job.output(0)
+    # The summary comes last, from an agent that ends after its script
     assert job.summary().endswith(f": rank 1 was asked to stop ({why}); {_ALL_143}")
+    assert f"stopped as agreed: rank 1 was asked to stop ({why}), on " in job.output(0)
     assert "external" not in job.output(0)
 
 
