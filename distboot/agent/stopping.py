@@ -14,7 +14,8 @@ likely waits for the rank that failed, in a collective operation that never ends
 ended early: when the answer to SIGTERM is late, and the process uses neither a processor nor a
 disk, it is told to end without another read (`StopPages.end`), and killed if not even that works. A
 script that sends a checkpoint over a network hardly uses a processor, but its main thread runs again
-and again; in a collective operation it sleeps. So it is ended early only where it sleeps.
+and again; in most collective operations it sleeps. So it is ended early only where it sleeps: one that
+polls for its peers has the whole grace.
 
 What always holds: KILL follows a grace after the first TERM of either kind, whatever the script
 does. `ending` is the last signal with which this agent made the process end.

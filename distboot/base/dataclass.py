@@ -5,8 +5,9 @@ That one compiles six methods for each class. This takes half a millisecond a cl
 `inspect`. Here the methods are written once, and go through the fields of the class. Only `__init__`
 is compiled, when the first object of a class is made: most processes use a part of the classes.
 
-What is here behaves as there, with two exceptions: all classes have slots, and a class has its own
-fields alone, not those of its bases. To type checkers these are the classes of the standard library.
+What is here behaves as there. It is for classes of data without bases and without special methods of
+their own, `__post_init__` excepted: all have slots, none is copied or pickled, and `match` takes no
+values of them by place. To type checkers these are the classes of the standard library.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
-from .shell_text import commands_in, programs_in, shell_text
+from .shell_text import all_commands_in, commands_in, shell_text
 from .target import Target
 
 # `env`, its options, some of which have a value, and variables; each word ends in \0
@@ -34,8 +34,13 @@ _LAUNCHER_MODULES = {
     "accelerate.commands.launch": "accelerate",
 }
 _ONLY_TELLS = pattern(r"--help|-h|--version|-V")  # and starts no job
-# Commands of a shell beside a launcher, which train nothing
-_TRAIN_NOTHING = {"cd", "echo", "export", "set", "tee", "ulimit", "unset", "wait"}
+# Words of a shell before a command
+_KEYWORDS = {"!", "do", "elif", "else", "exec", "if", "then", "time", "until", "while"}
+# What trains nothing beside a launcher
+_TRAIN_NOTHING = pattern(
+    "cd|date|done|echo|esac|exit|export|fi|for|hostname|mkdir|module|set|sleep|source|tee|test"
+    "|ulimit|unset|wait|"
+)
 _HAS_PORT = pattern(r"\0--master[-_]port[=\0]")
 
 
@@ -139,8 +144,12 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
         found = _nested_in(inner, environ)
         if found is not None:
             launchers.append(found)
-    programs = set(programs_in(text)) - _TRAIN_NOTHING
-    is_beside_others = len(programs) > 1
+    programs = []
+    for words in all_commands_in(text):
+        command = [*itertools.dropwhile(_KEYWORDS.__contains__, words), ""]
+        programs.append(_without_env(command)[0])
+    may_train = list(itertools.filterfalse(_TRAIN_NOTHING.fullmatch, programs))
+    is_beside_others = len(may_train) > len(launchers)
     launchers = [one._replace(is_beside_others=is_beside_others) for one in launchers]
     return max(
         launchers,

@@ -108,12 +108,12 @@ def commands_in(text: str) -> list[list[str]]:
     return list(filter(None, found))
 
 
-def programs_in(text: str) -> list[str]:
-    """The program of each command of a shell script, also of those that may not be run."""
+def all_commands_in(text: str) -> list[list[str]]:
+    """The words of each command of a shell script, also of those that may not be run."""
     found = []
     for _, words in _split(text):
-        found += _from_its_program(words)[:1]
-    return found
+        found.append(_from_its_program(words))
+    return list(filter(None, found))
 
 
 def _split(text: str) -> list[tuple[str, list[str]]]:

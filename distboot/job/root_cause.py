@@ -188,7 +188,7 @@ class RootCause:
 
     # The ranks that failed first, or were stopped first
     ranks: tuple[int, ...] = of(several(number))
-    is_failure: bool = of(flag)  # else an external signal stopped the job
+    is_failure: bool = of(flag)  # else an external signal, or an agreed stop, has ended the job
     # The headline, which all ranks print, and the lines of a traceback
     text: str = of(text(_LONGEST_TEXT))
     # Seconds before the others stop, so that their launcher sees it first
@@ -314,7 +314,7 @@ def from_early_end(
     if others == 1:
         when = "while 1 other rank was still training"
     if not has_started:
-        when = "before calling init()"
+        when = "before the framework could start"
     victim, _, _ = then.text.partition(": ")
     headline = f"{ranks_said(ranks)} exited with code 0 {when}, {done[0].host_said}; then {victim}"
     lines = then.text.removeprefix(then.headline)

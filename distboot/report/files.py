@@ -28,7 +28,7 @@ _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
 _OUTCOMES = {
     "ended": "ended",
     "failed": "failed",
-    "stopped": "stopped by an external signal",
+    "stopped": "stopped on request",
     "started": "started",
     "running": "running, or killed",
 }
@@ -40,7 +40,9 @@ _FIRST_LINE = 4096  # bytes of a journal that show what it is
 _OF_EACH_PROCESS = ("/dev/std", "/dev/fd", "/proc/")
 _WHY_NO_FILE = "it is a different file for each process"
 # How a report begins, as JSON or as a page
-_REPORT = pattern(rb"""\{\s*"outcome"|<!doctype html>(?s:.{,200})default-src 'none'; script-src""")
+_REPORT = pattern(
+    rb"""\{\s*"outcome"|<!doctype html>(?s:.{,200})default-src 'none'; s(cript|tyle)-src"""
+)
 _MOST_LINKS = 40  # as the kernel follows
 
 
@@ -69,7 +71,7 @@ def _why_unwritable(path: str) -> str | None:
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
-            return _why_not_replaced(path) or _why_no_journal(path)
+            return why_not_replaced(path) or _why_no_journal(path)
     except OSError as error:
         return error.strerror or ""
     except ValueError as error:  # a path with a null character
@@ -77,7 +79,7 @@ def _why_unwritable(path: str) -> str | None:
     return None
 
 
-def _why_not_replaced(path: str) -> str | None:
+def why_not_replaced(path: str) -> str | None:
     """Why the report may not replace the file: it is not the report of an earlier job."""
     from ..job.journal import path_beside  # here, as most jobs have no report
 

@@ -105,8 +105,13 @@ def _events_of(round_: Round) -> list[Event]:
 
 def _doubts(round_: Round) -> Doubts:
     details = round_.besides["met"].details
+    separate_jobs = details["separate_jobs"]
+    is_launcher = bool(separate_jobs) and " " not in separate_jobs
+    if is_launcher:  # as earlier journals have it
+        own = f"each rank ran {separate_jobs} for a job of its own"
+        separate_jobs = f"{own}, and none joined the others"
     return Doubts(
-        separate_jobs=details["separate_jobs"],
+        separate_jobs=separate_jobs,
         unused=details["unused"],
     )
 

@@ -48,11 +48,12 @@ _WITHOUT_WORLD = 10.0  # seconds
 _WITHOUT_COLLECTIVE = 60.0  # seconds
 # What the scripts of Horovod import for each framework
 _HOROVODS = ("horovod.torch.mpi_ops", "horovod.tensorflow.mpi_ops")
+_OWN_NAME = "distributed"  # which scripts give to packages of their own, too
 # Libraries by which ranks may share a model, and which are not looked into
 UNKNOWN = (
     "bagua",
     "byteps",
-    "distributed",  # of Dask
+    _OWN_NAME,  # of Dask
     "flwr",
     "hivemind",
     "ray",
@@ -166,13 +167,16 @@ def _is_library(name: str) -> bool:
     if module is None:
         return False
     places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
-    if not places[0]:  # a built-in one, for example
+    # One without a place is built in, for example; a package may be run from its own checkout
+    is_package = len(places) > 1 and name != _OWN_NAME
+    if is_package or not places[0]:
         return True
     folder = os.path.dirname(os.path.realpath(places[0]))
+    own = [os.path.realpath(".")]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    beside_script = os.path.dirname(os.path.realpath(script or "."))
-    is_own = folder in (beside_script, os.path.realpath("."))
-    return not is_own
+    if script is not None:
+        own.append(os.path.dirname(os.path.realpath(script)))
+    return folder not in own
 
 
 def _size(read: Callable[[], int]) -> int:

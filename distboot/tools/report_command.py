@@ -47,7 +47,7 @@ def report(arguments: list[str]) -> int:
     form.add_argument("--html", metavar="FILE", help="write the report as a page")
     options = parser.parse_args(arguments)
     if options.html is not None:
-        _refuse_journal(options.html)
+        _refuse_other_content(options.html)
     journal = _journal_at(options.journal)
     try:
         content = report_of(journal)
@@ -69,11 +69,18 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
-def _refuse_journal(path: str) -> None:
-    """Refuse to replace a journal by a page."""
+def _refuse_other_content(path: str) -> None:
+    """Refuse to replace a journal by a page, or what is neither."""
+    if path.startswith("/dev/"):  # which may lead to a log, and is written on
+        return
     beginning = files.beginning_of(path)
+    what = ""
     if beginning and is_journal(beginning):
-        text = f"the page would replace the journal {short_repr(path)}"
+        what = "the journal "
+    elif files.why_not_replaced(path) is not None:
+        what = "what is in "
+    if what:
+        text = f"the page would replace {what}{short_repr(path)}"
         raise DistbootError("usage", text, "let --html name another file")
 
 

@@ -557,6 +557,9 @@ def test_invalid_option_is_printed_before_others_learn(
     [
         ("cd . && export A=1; torchrun --standalone train.py 2>&1 | tee log", True),
         ("mpirun -n 1 hostname; python train.py", False),
+        ("torchrun --standalone train.py || exit 1", True),
+        ("python -m torch.distributed.run --standalone a.py; python train.py", False),
+        ("env A=1 torchrun --standalone a.py; env B=1 python train.py", False),
         ("mpirun -n 1 hostname\nif test $A; then exec ./train; fi", False),
     ],
 )

@@ -258,7 +258,7 @@ def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
     ("when", "host", "short"),
     [
         (" while 3 others were still training", "there", ""),
-        (" before calling init()", "on node-0", " before calling init()"),
+        (" before the framework could start", "on node-0", " before the framework could start"),
     ],
 )
 def test_summary_refers_to_the_early_ranks_headline(when: str, host: str, short: str) -> None:

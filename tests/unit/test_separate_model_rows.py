@@ -217,7 +217,8 @@ def test_group_that_does_not_count_is_not_reported(counts: dict[str, int]) -> No
         ("ray", {"__file__": "/p/site-packages/ray.py"}, None),
         ("ray", {"__path__": ["/p/site-packages/ray"]}, None),
         ("distributed", {"__file__": os.path.abspath("distributed.py")}, NO_GROUP),  # the script's
-        ("ray", {"__path__": [os.path.abspath("ray")]}, NO_GROUP),
+        ("distributed", {"__path__": [os.path.abspath("distributed")]}, NO_GROUP),
+        ("ray", {"__path__": [os.path.abspath("ray")]}, None),  # from its own checkout
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: True}, None),
         ("torch.distributed.rpc.api", {"_is_current_rpc_agent_set": lambda: False}, NO_GROUP),
         ("distboot", {}, None),

@@ -176,7 +176,7 @@ ORDERS = {
     "ended-before-init": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_NO_START)), 1],
         (
-            "rank 1 exited with code 0 before calling init(), on host-0; "
+            "rank 1 exited with code 0 before the framework could start, on host-0; "
             "then rank 3 failed, because a peer disconnected"
         ),
         0,
