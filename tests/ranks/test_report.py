@@ -393,12 +393,21 @@ def test_own_output_is_no_file_for_a_report(
     assert "a different file for each process" in str(unwritable(path))
 
 
+_CSP_OF_0_1 = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+    "'unsafe-inline'\">"
+)
+
+
 @pytest.mark.parametrize("name", ["train.py", "page.html", "job.json"])
 def test_only_a_report_is_replaced(distboot: Run, tmp_path: Path, name: str) -> None:
     command = ("run", "--nproc-per-node", "2", "--report", name, "--", "true")
     for _ in range(2):
         assert distboot(*command).returncode == 0
     written = tmp_path / name
+    # As 0.1 began its page
+    written.write_text(f"<!doctype html>\n{_CSP_OF_0_1}\n")
+    assert distboot(*command).returncode == 0
     assert "2 ranks" in written.read_text()
     data = '<!doctype html>\n<title>distboot</title>\n{"outcome": 1}\n'
     written.write_text(data)

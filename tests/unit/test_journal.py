@@ -155,6 +155,30 @@ def test_impossible_time_is_told_and_no_traceback(
     assert f"'{path}' is not a valid journal: " in capsys.readouterr().err
 
 
+def test_launcher_of_an_earlier_journal_is_explained() -> None:
+    log = begun(2, {0: {}, 1: {}})
+    log[0].details["round"] = 0
+    log.at(NOON + 6, "all_joined", findings=[])
+    for rank in range(2):
+        log.at(NOON + 7, "registered", rank, pid=100 + rank)
+        log.at(NOON + 9, "exited", rank, exit_code=0, at=NOON + 9, **EXIT)
+    doubts = {"separate_jobs": "torchrun", "unused": ""}
+    events = [*log[:4], Event(NOON + 6, None, "met", met(PAIR, **doubts)), *log[4:]]
+    events.append(Event(NOON + 10, None, "ended", {"exit_code": 0}))
+    said = "each rank ran torchrun for a job of its own, and none joined the others"
+    assert said in summary_of(read(map(line_of, events)))
+
+
+def test_page_does_not_replace_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "job.jsonl"
+    journal.write_text("".join(_lines(_job())))
+    script = tmp_path / "train.py"
+    script.write_text("import distboot\n")
+    assert main(["report", str(journal), "--html", str(script)]) == 2
+    assert f"the page would replace what is in '{script}'" in capsys.readouterr().err
+    assert script.read_text() == "import distboot\n"
+
+
 def test_page_does_not_replace_a_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
