@@ -71,17 +71,18 @@ def report(arguments: list[str]) -> int:
 
 def _refuse_other_content(path: str) -> None:
     """Refuse to replace a journal by a page, or what is neither."""
-    if path.startswith("/dev/"):  # which may lead to a log, and is written on
-        return
     beginning = files.beginning_of(path)
-    what = ""
     if beginning and is_journal(beginning):
-        what = "the journal "
-    elif files.why_not_replaced(path) is not None:
-        what = "what is in "
-    if what:
-        text = f"the page would replace {what}{short_repr(path)}"
-        raise DistbootError("usage", text, "let --html name another file")
+        raise _would_replace(f"the journal {short_repr(path)}")
+    # A log to which our output goes, too, is not replaced
+    is_written_on = any((_is_standard_output(path), files.is_of_each_process(path)))
+    if not is_written_on and files.why_not_replaced(path) is not None:
+        raise _would_replace(f"what is in {short_repr(path)}")
+
+
+def _would_replace(what: str) -> DistbootError:
+    text = f"the page would replace {what}"
+    return DistbootError("usage", text, "let --html name another file")
 
 
 def _summary(journal: Journal, content: dict[str, Any]) -> str:
