@@ -112,24 +112,28 @@ class RootCauseAnalysis:
     ) -> None:
         if number == INTERRUPT:
             self._interrupted.add(member.rank)
+        self._stopped(member, number, now, of_wrapper=of_wrapper)
+
+    def agreed(self, member: RankState, number: int, why: str, now: float) -> None:
+        """A rank has ended with the code of a signal, as all had agreed to stop when `member` was asked."""
+        self._stopped(member, number, now, agreed=why)
+
+    def _stopped(
+        self,
+        member: RankState,
+        number: int,
+        now: float,
+        *,
+        of_wrapper: bool = False,
+        agreed: str = "",
+    ) -> None:
         report = FailureReport(
             kind="stopped",
             member=member,
             due=now + SETTLING,
             signal=number,
             of_wrapper=of_wrapper,
-            may_be_consequence=True,
-        )
-        self.reports.append(report)
-
-    def agreed(self, member: RankState, number: int, why: str, now: float) -> None:
-        """A rank has ended with the code of a signal, as all had agreed to stop when `member` was asked."""
-        report = FailureReport(
-            kind="stopped",
-            member=member,
-            due=now + SETTLING,
-            signal=number,
-            agreed=why,
+            agreed=agreed,
             may_be_consequence=True,
         )
         self.reports.append(report)
