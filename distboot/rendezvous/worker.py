@@ -412,10 +412,10 @@ class Worker:
         from ..detection.parse import is_loopback
 
         hosts = self._plan.hosts
-        is_with_rank_0 = self._own.node_rank == 0  # then the name of this host is right
-        is_here = all(map(is_loopback, hosts)) or (
-            all(map(is_own_host, hosts)) and not is_with_rank_0
-        )
+        is_loopback_only = all(map(is_loopback, hosts))
+        # On node 0 the name of this host is right
+        is_named = self._own.node_rank != 0 and all(map(is_own_host, hosts))
+        is_here = is_loopback_only or is_named
         if is_here and self._own.num_nodes != 1:
             hint += (
                 f"; {hosts[0]} is this host: if {unit} 0 is on a different one,"
