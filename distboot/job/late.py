@@ -39,7 +39,7 @@ from .effects import Conclude, Record, Say, Send
 from .exit_status import ExitStatus, shown
 from .facts import AFTER_A_TIMEOUT, Facts
 from .messages import Exiting, Failing, Locate, Position, Stalled
-from .root_cause import BY_HANG_STOP, RankState, from_late, from_late_failure
+from .root_cause import BY_HANG_STOP, RankState, from_late, from_late_failure, waited_at
 from .service import Emit, Service
 from .stacks import Stacks, from_traceback, lines
 
@@ -274,14 +274,19 @@ class LateService(Service):
             self._judge(now)
 
     def _use_stacks_of_exceptions(self) -> None:
-        """Where an exception ends a rank, its position is where that was raised."""
+        """Where an exception ends a rank, its position is where that was raised.
+
+        If it waited in a call of ours, its position is as old as that.
+        """
         for rank, position in self._positions.items():
             failing = self._facts.members[rank].failing
             if failing is None:
                 continue
             stacks = from_traceback(failing.traceback)
             if stacks is not None:
-                self._positions[rank] = replace(position, stacks=stacks)
+                _, waited = waited_at(failing)
+                since = max(position.since, waited)
+                self._positions[rank] = replace(position, stacks=stacks, since=since)
 
     def _ask_witness(self, now: float) -> None:
         wait = self.wait

@@ -58,6 +58,10 @@ _SHORT_PLACE = 32
 _TIMEOUT = pattern(
     r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
 )
+# See `KeyTexts.ranks_missing` and `not_opened`
+_WAITED_AT = pattern(
+    r"(barrier\(\)|(?:local_)?main_first\(\)): .* (?:arrived|its block) within (\d+(?:\.\d+)?) s"
+)
 # What a description of a wait can do without; the first goes first
 LEAST_MISSED_OF_WAIT = (
     pattern(", judging by the stacks"),
@@ -284,7 +288,8 @@ def from_exit(
 ) -> RootCause:
     """A rank ended in failure."""
     begin = f"rank {member.rank} {failed}"
-    if end.is_of_peer:
+    call, _ = waited_at(end)  # its own message tells of the peer then
+    if end.is_of_peer and not call:
         begin += _OF_PEER[end.has_waited]
     headline = _headline(f"{begin}: ", end.failure_text, member, end.place)
     return RootCause(
@@ -395,8 +400,28 @@ def from_late_failure(
     )
 
 
+def waited_at(end: ExitStatus) -> tuple[str, float]:
+    """The call of ours in which a rank waited in vain, and for how many seconds: `("barrier()", 60.0)`.
+
+    `("", 0.0)`: its exception does not tell.
+    """
+    if end.exception is None:
+        return "", 0.0
+    found = _WAITED_AT.search(end.exception.message)
+    if found is None:
+        return "", 0.0
+    return found[1], float(found[2])
+
+
 def timeout_text(end: ExitStatus) -> str:
-    """`"Timed out waiting 8000 ms (timeout= of init)"`, if torch's own timeout ended a rank."""
+    """Which timeout ended a rank.
+
+    `"Timed out waiting 8000 ms (timeout= of init)"` for torch's,
+    `"barrier() timed out after 8 s"` for ours, else the failure itself
+    """
+    call, seconds = waited_at(end)
+    if call:
+        return f"{call} timed out after {seconds:g} s"
     message = ""
     if end.exception is not None:
         message = end.exception.message

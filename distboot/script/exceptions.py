@@ -62,6 +62,9 @@ WAITED = (
     "collective operation timeout",
     # torch's store
     "wait timeout after",
+    # barrier() and main_first() of distboot itself
+    "ranks arrived within",
+    "did not finish its block within",
 )
 # What is in it where it was a process of its own that closed a connection: a worker of a data loader, for example.
 _OWN_WORKER = "dataloader worker (pid"

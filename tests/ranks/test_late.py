@@ -624,6 +624,33 @@ def test_timed_out_collective_blames_the_missing_rank(start: Start) -> None:
     assert "sidecar_start.py" not in job.output(0)
 
 
+@pytest.mark.parametrize(
+    ("script", "late", "rank", "call"),
+    [
+        ("if rank == 1:\n    until('never')\nctx.barrier()\n", 1, "[02]", "barrier"),
+        (
+            "with ctx.main_first(timeout=5):\n    if rank == 0:\n        until('never')\n",
+            *(0, "[12]", "main_first"),
+        ),
+    ],
+    ids=["barrier", "main_first"],
+)
+def test_own_timeout_blames_the_missing_rank(
+    start: Start, script: str, late: int, rank: str, call: str
+) -> None:
+    script = f"import distboot\nctx = distboot.init('none', timeout=5)\n{script}"
+    job = start(script, ranks=3, DISTBOOT_GRACE="2")
+    job.codes()
+    said = (
+        rf"rank {late} \(\S+\) held up the job for \d+ s, judging by the stacks: it is in until \(.*"
+        rf"; then rank {rank} failed: {call}\(\) timed out after 5 s"
+    )
+    for output in map(job.output, range(3)):
+        assert re.search(said, output), output
+    (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
+    assert (cause["kind"], cause["ranks"]) == ("late", [late])
+
+
 def test_timeout_in_different_operations_blames_no_rank(start: Start) -> None:
     # A metric on rank 0 alone: no rank is late, and no peer has disconnected
     script = """
