@@ -36,7 +36,7 @@ class JobRecord:
         self._membership = membership
         self._log = log
         self._has_stalled = False  # the file system of the file of bad hosts
-        self._unsaid: list[str] = []  # of a round that another one was to follow
+        self.unsaid: list[str] = []  # of a round that another one was to follow
         self.appliers: Appliers = {
             of_job.Record: self._record,
             of_job.Heard: self.hear,
@@ -109,7 +109,7 @@ class JobRecord:
             restarts.spent = before.with_round(round_, now)
         summary = summary_line(*known, exit_code, rounds=earlier)
         goodput = goodput_line(before.with_round(round_, now))
-        self._unsaid = list(filter(None, (summary, goodput)))
+        self.unsaid = list(filter(None, (summary, goodput)))
         if not self._facts.is_followed:
             self.say_unsaid()
         if settings.report is None or self._log[0].event != "rendezvous_started":
@@ -122,9 +122,9 @@ class JobRecord:
 
     def say_unsaid(self) -> None:
         """Print the summary, unless it was: no other round follows."""
-        for line in self._unsaid:
+        for line in self.unsaid:
             self._shell.say(line)
-        self._unsaid = []
+        self.unsaid = []
 
     def _exit_code_of_job(self) -> int | None:
         """The exit code for the launcher; None where no failure and no signal has ended the job."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,8 @@ class Restarts:
         self.spent: Spent | None = None
         self.cause: RootCause | None = None  # of the round that has ended
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
+        # On rank 0, how that round ended: to print if no other one begins
+        self.unsaid: Sequence[str] = ()
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
         self.stop_signal = 0  # that has arrived between two rounds
         # By signal, what happened before it stopped the job
@@ -124,6 +126,7 @@ class Restarts:
             self._report_lost_record(round_, most)
         self.round = round_
         self.cause = None
+        self.unsaid = ()
         self._policy.begin(round_, most)
         self._start = time.monotonic()
         self._met_at = met_at
@@ -207,6 +210,12 @@ class Restarts:
         self._announcement = None
         if text is not None:
             log_line(self._who, text, event="restart", round=self.round)
+
+    def say_unsaid(self) -> None:
+        """Print on rank 0 how the last round ended, as no other one begins."""
+        for line in self.unsaid:
+            log_line(self._who, line)
+        self.unsaid = ()
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables for the script."""

@@ -88,7 +88,8 @@ class Rounds(NamedTuple):
         restarts = self.restarts
         try:
             return self._run(report, None, logs, files)
-        except SystemExit:
+        except (DistbootError, SystemExit):
+            restarts.say_unsaid()
             if restarts.has_left:
                 self._tell_stop(restarts.stop_signal, report, files)
             raise  # also in process 1, which no signal ends
@@ -145,8 +146,9 @@ class Rounds(NamedTuple):
         ):
             code = self._run_ranks(job, watch, report, logs)
             cause = watch.next_round
+        restarts.unsaid = watch.unsaid
         if cause is None:
-            watch.leave()
+            restarts.say_unsaid()
         else:
             restarts.ended(cause, watch.agents())
         return code

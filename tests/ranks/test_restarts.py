@@ -171,6 +171,8 @@ _STOPPED = (
     f"rank 0 on {os.uname().nodename}: stopped by an external SIGTERM before all ranks had joined"
 )
 
+_SUMMARY = ": exit code 3; exit codes: 3 (job), 143 (rank 0), 3 (rank 1)\n"  # of round 0
+
 
 def between_rounds(start: Start, **env: str) -> Job:
     """A job of two ranks that waits for its second round."""
@@ -186,6 +188,7 @@ def test_job_is_stopped_between_rounds(start: Start) -> None:
     job.processes[0].terminate()
     assert job.processes[0].wait(10) == -signal.SIGTERM
     assert _STOPPED in job.output(0)
+    assert _SUMMARY in job.output(0)
 
 
 def test_report_knows_stop_between_rounds(start: Start, distboot: Run) -> None:
@@ -416,6 +419,8 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
             job.output(rank),
         ), job.output(rank)
     assert "MASTER_ADDR" not in job.output(0)
+    summaries = re.findall(r"summary: 3 ranks .*: rank 1 ", job.output(0))
+    assert len(summaries) == 1
     assert "Round 1 did not start" in job.report()["headline"]
 
 
