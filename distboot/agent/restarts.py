@@ -13,9 +13,9 @@ from ..base.dataclass import replace
 from ..base.process import has_loaded_mpi
 from ..base.settings import RestartSettings
 from ..base.table import first_that_holds
-from ..base.text import digits, log_line, ranges, ranks_said
+from ..base.text import digits, log_line, ranks_said
 from ..job.exit_status import ExitStatus
-from ..job.restarts import RestartPolicy, failed_round
+from ..job.restarts import RestartPolicy, failed_round, lost_rounds
 from ..job.root_cause import BY_HANG_STOP, HELD_UP, RootCause
 from ..rendezvous.events import job_time
 
@@ -133,11 +133,10 @@ class Restarts:
 
     def _report_lost_record(self, round_: int, most: int) -> None:
         """This process has replaced rank 0's agent of an earlier round."""
-        rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
-        text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
-        lost = failed_round(round_ - 1, [0], text, start=None, seconds=None)
+        lost = lost_rounds(round_)
         self.rounds.append(lost)
-        log_line(self._who, f"restart {round_} of {most}: {text}", event="restart", round=round_)
+        text = f"restart {round_} of {most}: {lost['text']}"
+        log_line(self._who, text, event="restart", round=round_)
 
     def decided(
         self,

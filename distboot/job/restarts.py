@@ -21,6 +21,7 @@ from ..base.patterns import pattern
 from ..base.process import signal_of_code
 from ..base.settings import RestartSettings
 from ..base.table import first_that_holds
+from ..base.text import ranges
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
@@ -52,6 +53,13 @@ def failed_round(
         "start": start,
         "seconds": seconds,
     }
+
+
+def lost_rounds(next_round: int) -> dict[str, object]:
+    """The rounds before one in which another agent than theirs is rank 0's, as the report has them."""
+    rounds = f"round{'s' if next_round > 1 else ''} {ranges(range(next_round))}"
+    text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
+    return failed_round(next_round - 1, [0], text, start=None, seconds=None)
 
 
 class Decision(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..job.journal import Journal, Round
-from ..job.restarts import failed_round
+from ..job.restarts import failed_round, lost_rounds
 from ..rendezvous.events import Event, spread, spread_alike
 from ..rendezvous.events import size_of as expected_size
 from ..rendezvous.membership import Membership
@@ -159,6 +159,9 @@ def _rounds_of_last_job(journal: Journal) -> list[Round]:
 
 
 def _number_of(round_: Round) -> int:
+    """Its number; rank 0's agent that replaces another one learns it from the others."""
+    if round_.membership is not None:
+        return round_.membership.round
     number: int = round_.events[0].details["round"]
     return number
 
@@ -177,7 +180,11 @@ def _spent_before(journal: Journal) -> Spent:
 def _failed_rounds(journal: Journal) -> list[dict[str, Any]]:
     """The rounds that failed, as the report has them."""
     found = []
-    for each in _rounds_of_last_job(journal):
+    rounds = _rounds_of_last_job(journal)
+    first = _number_of(rounds[0])
+    if first:  # another agent was rank 0's in earlier rounds, and this one has emptied the file
+        found.append(lost_rounds(first))
+    for each in rounds:
         causes = of_kinds(each.events, "root_cause")
         membership = each.membership
         if not causes or membership is None or not membership.max_restarts:

@@ -380,7 +380,7 @@ time.time = lambda: _right() + (%d if os.access("fail", os.F_OK) else 0)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_agent_that_returns_is_the_same_rank(start: Start, lost: int) -> None:
+def test_agent_that_returns_is_the_same_rank(start: Start, distboot: Run, lost: int) -> None:
     """As a pod that Kubernetes replaces: it knows of no earlier round."""
     job = start(_SCRIPT % "", **_ENV, DISTBOOT_SECRET="of this job")
     job.all_ready()
@@ -390,9 +390,12 @@ def test_agent_that_returns_is_the_same_rank(start: Start, lost: int) -> None:
     assert [number for number, _ in rounds(job, lost)] == [0, 1]
     assert f"rank {lost} became unreachable first: " in job.output(2)
     assert "restart 1 of 2: " in job.output(0)
-    (failed,) = job.report()["failed_rounds"]
+    report = job.report()
+    (failed,) = report["failed_rounds"]
     assert (failed["round"], failed["ranks"]) == (0, [lost])
     assert (failed["start"] is None) is (lost == 0)  # which only the agent knew that is lost
+    journal = str(job.folder / "report.jsonl")
+    assert json.loads(distboot("report", "--json", journal).stdout) == report
 
 
 def test_agent_lost_while_meeting_may_return_once(start: Start) -> None:
