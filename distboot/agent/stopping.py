@@ -43,7 +43,7 @@ _SLEEPS = (
     "ended before the end of the grace (DISTBOOT_GRACE)"
 )
 _WAITS = "the script waits in a call that TERM does not end: killed"
-_OUTLASTS_GRACE = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
+_OUTLASTS_GRACE = "the script has not ended within the grace (DISTBOOT_GRACE): killed"
 
 
 class Stopping:

@@ -12,7 +12,7 @@ _MOST_HOSTS = 8  # in one line
 # The hint for missing ranks, when all agents have met before
 COME_BACK = (
     "start the wrapper of what is missing again, with the same rank or node rank, on that host or"
-    " another one; DISTBOOT_JOIN_TIMEOUT is how long the others wait for it"
+    " another one; the others wait for DISTBOOT_JOIN_TIMEOUT, after the grace (DISTBOOT_GRACE)"
 )
 
 

@@ -324,7 +324,7 @@ else:
     script = _ROUND + stubborn + _SCRIPT % KILL
     job = start(script, 2, **{**_ENV, "DISTBOOT_GRACE": "1"})
     assert job.fail() == [0, 0]
-    assert "has not ended within the grace after TERM" in job.output(0)
+    assert "has not ended within the grace (DISTBOOT_GRACE): killed" in job.output(0)
 
 
 def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None:
