@@ -55,6 +55,7 @@ _WRAPPERS = pattern(
     # Of TensorFlow and Keras around each of their methods; and around a compiled function
     r"|error_handler \(.*/traceback_utils\.py|\S+ \(.*/tensorflow/python/eager/"
 )
+_DEBUGGERS = pattern(r"/(bdb|pdb)\.py:|/pydevd|/debugpy/")
 # Where a process waits for others
 _WAITS = pattern(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)"
@@ -172,7 +173,11 @@ def where(stacks: Stacks) -> str:
     if not shown:
         state = escape_control(stacks.state)
         return state or AT_ITS_END
-    return _joined(stacks, _place(shown[0], called))
+    place = _place(shown[0], called)
+    if has_called(stacks, _DEBUGGERS):
+        _, _, line = place.rpartition(" (")
+        place = f"at a breakpoint ({line}"
+    return _joined(stacks, place)
 
 
 def _joined(stacks: Stacks, place: str) -> str:

@@ -406,6 +406,14 @@ def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None
             "in Barrier (a.py:3)",
             True,
         ),
+        (
+            (
+                frame("cmdloop", "/usr/lib/python3.12/cmd.py", 134),
+                frame("trace_dispatch", "/usr/lib/python3.12/bdb.py", 115),
+                frame("main", "/job/a.py", 3),
+            ),
+            *("at a breakpoint (a.py:3)", False),
+        ),
         ((frame("load\x1b[2J\n", "/job/\x07da\nta.py", 3),), "in load", False),
         (
             (frame("main", "/env/lib/python3.12/site-packages/tool/cli.py", 3),),
