@@ -15,11 +15,9 @@ from typing import NamedTuple
 from ..base.patterns import pattern
 from ..detection.placement import Placement
 from ..host import free_port
-from .shell_text import all_commands_in, commands_in, shell_text
+from .shell_text import shell_text, without_prefixes
 from .target import Target
 
-# `env`, its options, some of which have a value, and variables; each word ends in \0
-_ENV = pattern(r"[^\0]*\0(?:(?:-u|-C|--unset|--chdir)\0[^\0]*\0|-[^\0]*\0|[^\0]*=[^\0]*\0)*")
 _LAUNCHERS = (
     *("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "prterun"),
     *("mpirun_rsh", "srun", "jsrun", "aprun", "accelerate"),
@@ -34,12 +32,10 @@ _LAUNCHER_MODULES = {
     "accelerate.commands.launch": "accelerate",
 }
 _ONLY_TELLS = pattern(r"--help|-h|--version|-V")  # and starts no job
-# Words of a shell before a command
-_KEYWORDS = {"!", "do", "elif", "else", "exec", "if", "then", "time", "until", "while"}
 # What trains nothing beside a launcher
 _TRAIN_NOTHING = pattern(
-    "cd|date|done|echo|esac|exit|export|fi|for|hostname|mkdir|module|set|sleep|source|tee|test"
-    "|ulimit|unset|wait|"
+    r"cd|date|done|echo|esac|exit|export|fi|for|hostname|mkdir|module|return|set|sleep|source|tee"
+    r"|test|ulimit|unset|wait|\[\[?|\}|"
 )
 _HAS_PORT = pattern(r"\0--master[-_]port[=\0]")
 
@@ -134,20 +130,19 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
 
     Of several in a shell script, one that is told of all nodes: the others may be for one node.
     """
-    command = _without_env(target.words)
+    command = without_prefixes(target.words)
     text = shell_text(command)
     if not text:
         return _nested_in(target._replace(words=command), environ, len(target.words))
+    from .shell_commands import all_commands_in, commands_in  # here, as few commands are shells
+
     launchers = []
     for words in commands_in(text):
-        inner = target._replace(words=_without_env(words))
+        inner = target._replace(words=words)
         found = _nested_in(inner, environ)
         if found is not None:
             launchers.append(found)
-    programs = []
-    for words in all_commands_in(text):
-        command = [*itertools.dropwhile(_KEYWORDS.__contains__, words), ""]
-        programs.append(_without_env(command)[0])
+    programs = [words[0] for words in all_commands_in(text)]
     may_train = list(itertools.filterfalse(_TRAIN_NOTHING.fullmatch, programs))
     is_beside_others = len(may_train) > len(launchers)
     launchers = [one._replace(is_beside_others=is_beside_others) for one in launchers]
@@ -201,12 +196,3 @@ def _is_one_process_of_accelerate(name: str, options: str) -> bool:
     if _ACCELERATE_CPU in options:
         return True
     return _ACCELERATE_SEVERAL.search(options) is None
-
-
-def _without_env(words: list[str]) -> list[str]:
-    """A command without the `env NAME=VALUE …` before it."""
-    if os.path.basename(words[0]) != "env":
-        return words
-    joined = "\0".join([*words, ""])
-    *rest, _ = _ENV.sub("", joined, 1).split("\0")
-    return rest or [""]

@@ -302,6 +302,22 @@ def test_launcher_in_each_ranks_shell_is_warned_of(distboot: Run) -> None:
     assert "each rank ran mpirun for a job of its own" in done.stderr
 
 
+@needs_mpirun
+@pytest.mark.parametrize("guard", ['[ "$RANK" = 0 ] || exit 0;', '[ "$RANK" = 0 ] && cd . &&'])
+def test_launcher_of_one_rank_is_not_warned_of(distboot: Run, guard: str) -> None:
+    command = ["sh", "-c", f"{guard} mpirun -n 1 true >/dev/null 2>&1; true"]
+    done = distboot("run", "--nproc-per-node", "2", "--", *command)
+    assert (done.returncode, "mpirun" in done.stderr) == (0, False), done.stderr
+    assert "all ended well" in done.stderr
+
+
+def test_launcher_behind_a_prefix_is_refused(distboot: Run) -> None:
+    command = ["timeout", "30", "mpirun", "-n", "1", "true"]
+    done = distboot("run", "--nproc-per-node", "2", "--", *command)
+    assert done.returncode == 2, done.stderr
+    assert "leave mpirun out" in done.stderr
+
+
 _ADDS_LOCAL_RANK = """
 import argparse
 parser = argparse.ArgumentParser()
@@ -389,6 +405,14 @@ def test_parameter_servers_without_use_are_refused(distboot: Run, node: list[str
         ("env -u A B=1 torchrun --standalone train.py", "torchrun"),
         ("env python -m torch.distributed.run train.py", "torchrun"),
         ("env A=1", None),
+        ("nice", None),
+        ("timeout 30 mpirun -n 2 python train.py", "mpirun"),
+        ("/usr/bin/timeout -k 5 --signal=KILL 30 nice -n 5 mpirun -n 2 python a.py", "mpirun"),
+        ("taskset -c 0-3 numactl -N 0 --membind=0 torchrun train.py", "torchrun"),
+        ("stdbuf -oL -e 0 ionice -c2 -n 7 env A=1 torchrun train.py", "torchrun"),
+        ("nohup setsid -w time -p python -m torch.distributed.run train.py", "torchrun"),
+        ("timeout torchrun python train.py", None),  # a duration
+        ("nice -n torchrun python train.py", None),
         ("mpirun_rsh -np 2 train.py", "mpirun_rsh"),
         ("python -m horovod.runner.launch -np 2 train.py", "horovodrun"),
     ],
@@ -410,6 +434,7 @@ def test_launcher_as_the_command_is_known(command: str, launcher: str | None) ->
         ("bash -e", True),
         ("bash -euo pipefail", True),
         ("env A=1 bash -o pipefail --norc -l", True),
+        ("timeout 30 nice bash -e", True),
         ("bash -e run.sh", False),
         ("python run.py", False),
     ],
@@ -455,6 +480,18 @@ def test_dashes_are_no_value_of_an_option(distboot: Run, option: str) -> None:
         ("echo 'a; torchrun train.py' \"&& torchrun\" \\; # ; torchrun", None),
         ("python train.py # it's one\necho torchrun; python torchrun.py", None),
         ("python -c 'import torch' && python train.py", None),
+        ("nice mpirun -n 2 python train.py", "mpirun"),
+        ("A=1 timeout -k 5 50 \\\n  time -p torchrun --standalone a.py", "torchrun"),
+        ('if ! torchrun --standalone a.py; then exit 1; fi; echo "$A"', "torchrun"),
+        ("until nice torchrun a.py\ndo\n  sleep 1\ndone", "torchrun"),
+        ('eval "torchrun --standalone a.py"', "torchrun"),
+        ('eval "$(conda shell.bash hook)"; torchrun a.py', "torchrun"),
+        ("if true; then echo; elif torchrun a.py; then echo; fi", None),
+        ("if [ $1 ] && torchrun a.py; then echo; fi", None),
+        ("for ((i = 0; i < 3; i++)); do\ntorchrun a.py\ndone", None),
+        ("if (( A == 0 )); then\ntorchrun a.py\nfi", None),
+        ("f() { if test $1; then echo; fi; torchrun a.py; }", None),
+        ("if [ a ]; then a; else if [ b ]; then c; fi; torchrun a.py; fi", None),
         ("", None),
         ("'", None),
     ],
@@ -475,6 +512,56 @@ def test_launcher_in_a_shell_script_is_known(
 
 
 @pytest.mark.parametrize(
+    "guard",
+    [
+        '[ "$RANK" = 0 ] || exit 0\n',
+        "test $SLURM_PROCID -eq 0 || { echo none\n  exit\n}\n",
+        "[ $(hostname) = $MASTER ] || exit 0;",
+        "echo $RANK | grep -q ^0 || exit 0;",
+        'if [ "$RANK" != 0 ]; then echo "$RANK"; exit 0; fi ; nice true\n',
+        "if ! [ $NODE_RANK = 0 ]\nthen\n  sleep infinity\nfi\n",
+        "if (( LOCAL_RANK != 0 )); then exec python worker.py; fi\n",
+        "case $OMPI_COMM_WORLD_RANK in 0) ;; *) exit;; esac\n",
+        '[ "$RANK" = 0 ] && cd /tmp && ',
+        '[ "$RANK" = 0 ] &&\n  # the first\n  cat hosts | ',
+        "(( RANK == 0 )) && ",
+        "(( RANK == 0 || RANK == 1 )) && cd /tmp && ",
+        "[[ $RANK = 0 && $A = 2 ]] && ",
+        "[[ $RANK = 0 || $A = 2 ]] && ",
+        "[ $RANK = 0 ] && (cd /tmp; ls) && ",
+        "! [ $RANK = 1 ] && ",
+    ],
+)
+def test_launcher_behind_a_guard_is_unknown(guard: str) -> None:
+    words = ["sh", "-c", f"{guard}torchrun --standalone train.py"]
+    assert nested_launcher(Target(words, 3), {}) is None
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "cd /tmp || exit 1\n",
+        "cd /tmp || exit\n",
+        "[ -d out ] || mkdir out && ",
+        "[ $RANK = 0 ] && mkdir out; ",
+        "if [ $RANK = 0 ]; then mkdir out; fi\n",
+        '[ -z "$RANK" ] && exit 1\n',
+        "echo $RANK; [ -f done ] && exit 0; ",
+        "if [ -f done ]; then echo $RANK is done; exit 0; fi\n",
+        "log() { [ $RANK = 0 ] || return; echo $1; }\n",
+        "([ $RANK = 0 ] || exit 0; mkdir out)\n",
+        "export NEXT=$((RANK + 1)) && ",
+        "NAME=$(hostname) && ",
+    ],
+)
+def test_launcher_of_every_rank_is_known(before: str) -> None:
+    words = ["sh", "-c", f"{before}torchrun --standalone train.py"]
+    found = nested_launcher(Target(words, 3), {})
+    assert found is not None
+    assert found.name == "torchrun"
+
+
+@pytest.mark.parametrize(
     ("before", "options"),
     [
         ("env A=1 deepspeed", ""),
@@ -482,6 +569,7 @@ def test_launcher_in_a_shell_script_is_known(
         ("env A=1 deepspeed", "--master_port 29511 "),
         ("deepspeed", "--hostfile hosts --no_ssh "),
         ("env A=/opt/deepspeed deepspeed", ""),
+        ("timeout 30 deepspeed", ""),
         ("python -mdeepspeed.launcher.runner", ""),
         ("python /bin/deepspeed", ""),
     ],

@@ -1,0 +1,191 @@
+"""The commands that a shell script runs in any case.
+
+Only these count, as a warning about a command that is not run would be wrong. The commands of a
+function, and of a script that this one starts, do not count. Nor does what follows a guard that
+lets only some ranks go on: `[ "$RANK" = 0 ] || exit 0`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from ..base.patterns import pattern
+from .shell_text import LOOKED_AT, without_prefixes
+
+# A text for a command, whose lines are no commands: <<EOF … EOF
+_HERE_DOCUMENT = pattern(
+    r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n)(?:.{0,3999}?\n)??[ \t]*\2(?=\n|\Z)", re.DOTALL
+)
+# What is quoted, a number that is computed, and any other character
+_WORD = r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\(\([^()]*\)\)|\\[^\n]|[^\s;&|()<>'\"\\])+"
+# A line that goes on, a comment, a redirection with its target (the `(` of a process substitution
+# ends the command), what ends a command, or a word with what is quoted in it
+_PARTS = pattern(
+    r"\\\n|#[^\n]*"
+    rf"|(?:[0-9]+|&)?[<>]{{1,3}}[&|]?[ \t]*(?:{_WORD})?"
+    r"|(?P<end>[;&|()\n]+)"
+    rf"|(?P<word>{_WORD})",
+    re.DOTALL,
+)
+_QUOTES = pattern(r"'([^']*)'|\"((?:\\.|[^\"\\])*)\"|\\(.)", re.DOTALL)
+# Words of the shell before a command
+_KEYWORDS = {"!", "{", "do", "elif", "else", "if", "then", "until", "while"}
+# Others that are not its program: commands of the shell, and assignments
+_BEFORE = pattern(r"exec|command|[A-Za-z_]\w*\+?=.*", re.DOTALL)
+# First words that open what is run only if something holds, or is called, and those that close it
+_DEPTHS = {
+    **dict.fromkeys(("if", "case", "for", "while", "until", "select", "{"), 1),
+    **dict.fromkeys(("fi", "esac", "done", "}"), -1),
+}
+_OPENS_CONDITION = {"if", "while", "until"}
+_ENDS_CONDITION = {"then", "do"}
+_HAS_CONDITION = {*_OPENS_CONDITION, "elif", "case"}
+# What may be between two commands, and what of it begins a new chain of && and ||
+_JOINTS = ("&&", "||", "|", "&", ";", "\n")
+_NEW_CHAIN = ("&", ";", "\n")
+# The one word before the bracket of a function or an array
+_NAME = pattern(r"(?!(?:!|\{|do|elif|else|for|if|then|until|while)\Z)[^\0]*\Z")
+_TESTS = ("[", "[[", "test")
+# A command after which the shell runs no other one; `exec >log` is none
+_END = pattern(r"(?:exit|return|exec\0[^\0])", re.DOTALL)
+# Such a command after which the job goes on. Others only return from a function, or end the job.
+_LEAVES_OTHERS = pattern(r"exit(?!\0[1-9])|exec\0[^\0]|sleep\0inf", re.DOTALL)
+# In names of variables that differ among the ranks: RANK, SLURM_PROCID, JOB_COMPLETION_INDEX, …
+_OF_RANK = pattern(
+    "rank|procid|localid|hostname|(?:completion|node|pod|replica|task|worker)_?(?:id|index)",
+    re.IGNORECASE,
+)
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words, without quotes, of each command that a shell script runs in any case."""
+    found = []
+    place = _Place()
+    for operator, words in _split(text):
+        place.move(operator, words)
+        joined = "\0".join(_without_keywords(words))
+        if place.is_run:
+            found.append(_from_its_program(words))
+            if _END.match(joined) is not None:
+                break
+        elif place.is_below_guard and _LEAVES_OTHERS.match(joined) is not None:
+            break
+    return list(filter(None, found))
+
+
+def all_commands_in(text: str) -> list[list[str]]:
+    """The words of each command of a shell script, also of those that may not be run."""
+    found = []
+    for _, words in _split(text):
+        found.append(_from_its_program(words))
+    return list(filter(None, found))
+
+
+class _Place:
+    """Where a command of a script is: whether it is run in any case, and below which guard."""
+
+    def __init__(self) -> None:
+        self._depth = 0  # of what is run only if something holds, or is called
+        self._brackets = 0  # that are open
+        self._is_condition = False  # of the outermost `if` or `while`, which is run in any case
+        self._is_tested = False  # whether the chain of && and || depends on a test
+        self._is_skipped = False  # whether the pipe is not run in any case, as the chain has it
+        self._names_rank = False  # whether what decides on this command differs among the ranks
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the command is run in any case."""
+        is_below = self._depth > int(self._is_condition)
+        return not any((is_below, self._brackets, self._is_skipped))
+
+    @property
+    def is_below_guard(self) -> bool:
+        """Whether the shell, and no other one in brackets, runs it for some of the ranks."""
+        return all((self._names_rank, self._brackets == 0))
+
+    def move(self, operator: str, words: list[str]) -> None:
+        """Go to the next command, before which the operator is."""
+        command = _without_keywords(words)
+        keywords = words[: len(words) - len(command)]
+        first = {*keywords, *command[:1]}
+        was_outside = self._depth + self._brackets == 0
+        self._brackets = max(self._brackets + operator.count("(") - operator.count(")"), 0)
+        tests = (
+            not first.isdisjoint(_TESTS),
+            words[-1] == "]]",
+            operator.endswith("(("),
+        )
+        joint = "&&"  # what is opened belongs to the chain around it
+        if any((was_outside, self._depth + self._brackets == 0)):
+            joint = next(filter(operator.__contains__, _JOINTS), "")
+        self._follow_chain(joint, is_test=any(tests))
+        self._open(keywords, command, is_outside=was_outside)
+        has_condition = not first.isdisjoint(_HAS_CONDITION)
+        decides = any((*tests, has_condition, self._depth == 0))
+        if decides and _OF_RANK.search(" ".join(words)) is not None:
+            self._names_rank = True
+
+    def _follow_chain(self, joint: str, *, is_test: bool) -> None:
+        """Note on what the command depends, of a chain of && and ||."""
+        if joint in _NEW_CHAIN:
+            self._names_rank = False
+        if joint in (*_NEW_CHAIN, "||"):
+            self._is_tested = False
+        if joint != "|":
+            self._is_skipped = any((joint == "||", self._is_tested))
+        self._is_tested = any((self._is_tested, is_test))
+
+    def _open(self, keywords: list[str], command: list[str], *, is_outside: bool) -> None:
+        """Note what is opened and closed, and where its condition begins and ends."""
+        if is_outside and not _OPENS_CONDITION.isdisjoint(keywords):
+            self._is_condition = True
+        elif not _ENDS_CONDITION.isdisjoint(keywords):
+            self._is_condition = False
+        first = [*keywords, *command[:1]]
+        opened = sum(map(_DEPTHS.get, first, itertools.repeat(0)))
+        opened += command.count("{")  # function train {
+        self._depth = max(self._depth + opened, 0)
+
+
+def _split(text: str) -> list[tuple[str, list[str]]]:
+    """The words of each command without its redirections, and the operators before it."""
+    found: list[tuple[str, list[str]]] = []
+    operator = ""
+    words: list[str] = []
+    without_texts = _HERE_DOCUMENT.sub(r"\3", text[:LOOKED_AT])
+    for part in _PARTS.finditer(f"{without_texts}\n"):
+        if part["word"]:
+            word = _QUOTES.sub(_unquoted, part["word"])
+            words.append(word)
+        elif part["end"]:
+            is_before_bracket = part["end"].startswith("(")
+            is_name = is_before_bracket and _NAME.match("\0".join(words)) is not None
+            if words and not is_name:
+                found.append((operator, words))
+                operator = ""
+            operator += part["end"]
+            words = []
+    return found
+
+
+def _without_keywords(words: list[str]) -> list[str]:
+    rest = itertools.dropwhile(_KEYWORDS.__contains__, words)
+    return list(rest)
+
+
+def _from_its_program(words: list[str]) -> list[str]:
+    rest = _without_keywords(words)
+    before: list[str] = []
+    while rest not in (before, []):
+        before = rest
+        if rest[0] == "eval":
+            rest = " ".join(rest[1:]).split()
+        rest = list(itertools.dropwhile(_BEFORE.fullmatch, rest))
+        rest = without_prefixes([*rest, ""])[:-1]
+    return rest
+
+
+def _unquoted(quoted: re.Match[str]) -> str:
+    texts = filter(None, quoted.groups())
+    return "".join(texts)
