@@ -18,7 +18,7 @@ from ..report.metrics import Metrics
 from .state_writer import StateWriter
 
 # How a file of metrics begins, or one without any content
-_MAY_BE_REPLACED = pattern(rb"$|# TYPE distboot_")
+_MAY_BE_REPLACED = pattern(rb"$|# TYPE distboot_job gauge\n# HELP distboot_job ")
 
 
 class MetricsFile(StateWriter):

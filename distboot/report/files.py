@@ -41,7 +41,8 @@ _OF_EACH_PROCESS = ("/dev/std", "/dev/fd", "/proc/")
 _WHY_NO_FILE = "it is a different file for each process"
 # How a report begins, as JSON or as a page
 _REPORT = pattern(
-    rb"""\{\s*"outcome"|<!doctype html>(?s:.{,200})default-src 'none'; s(cript|tyle)-src"""
+    rb"""\{\s*"outcome":\s*"(ended|failed|stopped|started|running)",\s*"headline":\s*\""""
+    rb"""|<!doctype html>(?s:.{,200})default-src 'none'; s(cript|tyle)-src"""
 )
 _MOST_LINKS = 40  # as the kernel follows
 

@@ -152,6 +152,18 @@ def test_bad_path_costs_a_warning(run: Run, name: str, why: str) -> None:
     assert warning[1].endswith(name.strip("."))
 
 
+def test_other_metrics_are_not_replaced(run: Run, tmp_path: Path) -> None:
+    others = "# TYPE distboot_job_mine gauge\ndistboot_job_mine 1\n"
+    (tmp_path / "job.prom").write_text(others)
+    for _ in range(2):
+        done = run(*WRAPPER, "train.py", train="", env={"DISTBOOT_METRICS": "job.prom"})
+        assert (done.returncode, (tmp_path / "job.prom").read_text()) == (0, others)
+        assert BAD_PATHS["train.py"] in done.stderr
+        # A job replaces those of the job before it
+        done = run(*WRAPPER, "train.py", train="", env={"DISTBOOT_METRICS": "own.prom"})
+        assert (done.returncode, "no more metrics" in done.stderr) == (0, False)
+
+
 def test_full_file_system_costs_a_warning(run: Run, tmp_path: Path) -> None:
     words = shlex.join([*WRAPPER, "train.py"])
     full = f"ulimit -f 0; exec {words}"  # no byte fits into a file

@@ -409,12 +409,19 @@ def test_only_a_report_is_replaced(distboot: Run, tmp_path: Path, name: str) -> 
     written.write_text(f"<!doctype html>\n{_CSP_OF_0_1}\n")
     assert distboot(*command).returncode == 0
     assert "2 ranks" in written.read_text()
-    data = '<!doctype html>\n<title>distboot</title>\n{"outcome": 1}\n'
-    written.write_text(data)
-    refused = distboot(*command)
-    assert refused.returncode == 74
-    assert f"{name}' cannot be written: it is no report, and would be replaced" in refused.stderr
-    assert written.read_text() == data
+    for data in (
+        '<!doctype html>\n<title>distboot</title>\n{"outcome": 1}\n',
+        '{"outcome": 3.5, "loss": 1}\n',
+        '{"outcome": "ended", "loss": 1}\n',
+        '{"outcome": "won", "headline": "none"}\n',
+    ):
+        written.write_text(data)
+        refused = distboot(*command)
+        assert refused.returncode == 74
+        assert f"{name}' cannot be written: it is no report, and would be replaced" in (
+            refused.stderr
+        )
+        assert written.read_text() == data
 
 
 def test_data_beside_the_report_is_not_replaced(distboot: Run, tmp_path: Path) -> None:

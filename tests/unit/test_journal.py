@@ -169,14 +169,17 @@ def test_launcher_of_an_earlier_journal_is_explained() -> None:
     assert said in summary_of(read(map(line_of, events)))
 
 
-def test_page_does_not_replace_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("text", ["import distboot\n", '{"outcome": [1]}\n'])
+def test_page_does_not_replace_another_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
     journal = tmp_path / "job.jsonl"
     journal.write_text("".join(_lines(_job())))
-    script = tmp_path / "train.py"
-    script.write_text("import distboot\n")
-    assert main(["report", str(journal), "--html", str(script)]) == 2
-    assert f"the page would replace what is in '{script}'" in capsys.readouterr().err
-    assert script.read_text() == "import distboot\n"
+    other = tmp_path / "train.py"
+    other.write_text(text)
+    assert main(["report", str(journal), "--html", str(other)]) == 2
+    assert f"the page would replace what is in '{other}'" in capsys.readouterr().err
+    assert other.read_text() == text
 
 
 def test_page_does_not_replace_a_journal(
