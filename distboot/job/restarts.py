@@ -21,7 +21,7 @@ from ..base.patterns import pattern
 from ..base.process import signal_of_code
 from ..base.settings import RestartSettings
 from ..base.table import first_that_holds
-from ..base.text import ranges
+from ..base.text import counted, ranges
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
@@ -34,6 +34,7 @@ _STAYS = {
 }
 STOPPED = "the job was asked to stop"
 _MPI = "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
+_OPTION = "--max-restarts or DISTBOOT_MAX_RESTARTS"
 _CODE = pattern(r"error\[([a-z-]+)\]")
 
 
@@ -142,12 +143,13 @@ class RestartPolicy:
         is_second = place != "" and ago <= self._window
         second = f"it is the second failure {place} within {ago:.0f} s"
         code, what = _exit_code_of(end)
+        limit = f"{counted(self.most, 'restart')} ({_OPTION})"
         return first_that_holds(
             (is_stopped, STOPPED),
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),
-            (self._round >= self.most, f"--max-restarts {self.most} allows no more"),
+            (self._round >= self.most, f"the limit of {limit} is reached"),
             (is_orphaned, "the launcher of rank 0 is gone"),
             (True, ""),
         )

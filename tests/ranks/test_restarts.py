@@ -113,7 +113,11 @@ REFUSED = {
             r"code 3 within \d s, "
         ),
     ),
-    "fault, again and again": (KILL, 137, "--max-restarts 2 allows no more"),
+    "fault, again and again": (
+        KILL,
+        137,
+        r"the limit of 2 restarts \(--max-restarts or DISTBOOT_MAX_RESTARTS\) is reached",
+    ),
 }
 
 

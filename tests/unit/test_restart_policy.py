@@ -116,7 +116,8 @@ def test_rank_0_allows_the_rounds() -> None:
     policy = _policy()
     policy.begin(1, 1)
     decision = _decide(policy, ExitStatus(code=137))
-    assert decision.text == "no restart: --max-restarts 1 allows no more"
+    reached = "the limit of 1 restart (--max-restarts or DISTBOOT_MAX_RESTARTS) is reached"
+    assert decision.text == f"no restart: {reached}"
 
 
 @pytest.mark.parametrize(
