@@ -167,8 +167,8 @@ SETTINGS = (
         "DISTBOOT_NPROC_PER_NODE",
         "start N processes on this node, each a rank; the node rank, the number of nodes and the "
         "address are detected. `gpu`: one per accelerator; `cpu`: one per CPU; `auto`: as many as "
-        "the platform says, else `gpu`, or `cpu` if there are none. The variable does the same, for "
-        "an image whose ENTRYPOINT is the wrapper",
+        "the platform says, else `gpu`, or `cpu` if there are none. The variable does the same, "
+        "for an image whose ENTRYPOINT is the wrapper",
         without="the process is itself a rank",
         read=readers.nproc_per_node,
         option="--nproc-per-node",
