@@ -12,7 +12,7 @@ from operator import itemgetter
 from ..base.patterns import pattern
 from ..base.text import counted, ranks_said
 from ..job.exit_status import without_middle
-from ..job.root_cause import BY_HANG_STOP, LEAST_MISSED_OF_WAIT
+from ..job.root_cause import BY_HANG_STOP, HELD_UP, LEAST_MISSED_OF_WAIT
 from ..rendezvous.events import Event
 from ..rendezvous.membership import Membership
 from .content import (
@@ -29,6 +29,7 @@ from .job_state import JobState
 # Characters in a summary: of why a rank failed, at the least if it has more; and of why all
 # earlier rounds ended
 _LEAST_WHY = 57
+_LEAST_WAIT = 90  # of a wait for which the job has ended: its places and its timeout
 _LONGEST_ROUNDS = 90
 _MOST_ROUNDS = 3
 _LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
@@ -42,6 +43,13 @@ _RECEIVER = pattern(
 )
 # Its process is not that of the rank, which the location names
 _BY_WRAPPER = pattern(r"the wrapper of \w+ \d+ got it\Z")
+# A wait for which the job has ended, up to its length; it names its hosts itself
+_WAIT = pattern(
+    rf"((?:ranks? [^():]+\(.+?\) {HELD_UP}|the ranks have waited for each other"
+    r"|no rank has moved) for \d+ s)(?:, judging by the stacks)?(?=: )"
+)
+# What the timeout after a wait can do without: its headline has it
+_NAME_OF_TIMEOUT = r" \(timeout= of init\)\Z"
 _LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
 _MOST_CODES = 6
@@ -70,7 +78,7 @@ def summary_line(
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
-    how, why = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
+    how, why, least_why = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
     later = ""
     count = job.later_failures()
     if count:
@@ -83,7 +91,6 @@ def summary_line(
     counted_codes = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
     host_only = _PLACE.sub("", how)
     hang_only = _RECEIVER.sub("", host_only)
-    least_why = min(len(why), _LEAST_WHY)
     # What is least missed is left out first: it has been printed, or is in the report
     forms = (
         (how, len(why), f"{later}{earlier}{by_rank}"),
@@ -97,7 +104,7 @@ def summary_line(
         room = _LONGEST_SUMMARY - len(begin + what + rest)
         if room >= least:
             return begin + what + _brief(why, room) + rest
-    words = f"{begin}{hang_only}{_brief(why, _LEAST_WHY)}{restarts}"
+    words = f"{begin}{hang_only}{_brief(why, max(room, _LEAST_WHY))}{restarts}"
     return _cut(words, _LONGEST_SUMMARY - len(counted_codes)) + counted_codes
 
 
@@ -129,33 +136,38 @@ def _exit_codes(
 
 def _how_it_ended(
     events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
-) -> tuple[str, str]:
-    """What happened, and why: `": ValueError: …, in load (data.py:41)"`, or empty."""
-    if job.root_cause is not None:
-        # The whole text was printed when it happened. This adds where and when that was.
-        cause = job.root_cause.details
-        # An agreed stop may have been asked for long before it ended the first rank
-        first_words_end = ", on |(?<=^stopped as agreed): "
-        if job.is_failure:
-            first_words_end = ": | while |, on (?=[^;]+; then rank )"
-        short = re.split(first_words_end, cause["text"], maxsplit=1)[0]
-        why = _why(cause["text"].removeprefix(short))
-        at = date_of(job.root_cause.time)
-        where = cause["location"]
-        if _BY_WRAPPER.search(short):
-            where = _PLACE.sub("", where)
-        return f"{short} at {at:%H:%M:%S} UTC, {where}", why
-    good_end = "all ended well" if all_succeeded else "no failure was seen"
-    return doubts.describe(events, "all ended") or good_end, ""
+) -> tuple[str, str, int]:
+    """What happened, and why: `": ValueError: …, in load (data.py:41)"`, or empty.
+
+    The number is that of the characters which `why` needs at the least.
+    """
+    if job.root_cause is None:
+        good_end = "all ended well" if all_succeeded else "no failure was seen"
+        return doubts.describe(events, "all ended") or good_end, "", 0
+    # The whole text was printed when it happened. This adds where and when that was.
+    cause = job.root_cause.details
+    at = f"{date_of(job.root_cause.time):%H:%M:%S} UTC"
+    wait = _WAIT.match(cause["text"])
+    if wait is not None:
+        why = _without_host(cause["text"][wait.end() :])
+        shortest = _shortened_wait(why, 0)
+        return f"{wait[1]} until {at}", why, min(len(shortest), _LEAST_WAIT)
+    # An agreed stop may have been asked for long before it ended the first rank
+    first_words_end = ", on |(?<=^stopped as agreed): "
+    if job.is_failure:
+        first_words_end = ": | while |, on (?=[^;]+; then rank )"
+    short = re.split(first_words_end, cause["text"], maxsplit=1)[0]
+    why = _why(cause["text"].removeprefix(short))
+    where = cause["location"]
+    if _BY_WRAPPER.search(short):
+        where = _PLACE.sub("", where)
+    return f"{short} at {at}, {where}", why, min(len(why), _LEAST_WHY)
 
 
 def _why(rest: str) -> str:
     """What follows the first words of a headline: `": ValueError: …, in load (data.py:41)"`."""
     if not rest.startswith(": "):
         return ""
-    _, then, failed = rest.partition("; then ")
-    if then:
-        rest = f": then {failed}"
     return _without_host(rest)
 
 
@@ -180,7 +192,7 @@ def _brief(text: str, most: int) -> str:
 
 def _shortened_wait(text: str, most: int) -> str:
     """The headline of a hang without what is least missed, if it is too long; any other as it is."""
-    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT):
+    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT, pattern(_NAME_OF_TIMEOUT)):
         if len(text) > most:
             text = part.sub("", text)
     return text

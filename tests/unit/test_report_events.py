@@ -139,6 +139,7 @@ WORKER = (
     "ValueError: Caught ValueError in DataLoader worker process 0. … ValueError: corrupt sample 40"
 )
 HANG = "the ranks have waited for each other for 9 s"
+TIMED_OUT = "then rank 0 failed: Timed out waiting 12000 ms (timeout= of init)"
 GOT = "; the wrapper of node 0 got it"
 LOADS = "rank 1 (node-a) had held up the job for 17 s, in load_batch (data.py:41)"
 NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
@@ -173,8 +174,8 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 " and DISTBOOT_HANG=stop ends all ranks"
             ),
             (
-                f"{HANG} at 11:07:40 UTC, on node-a: rank 0 waits in a (x.py:3), "
-                "rank 1 waits in long_b (x.py:9)"
+                f"{HANG} until 11:07:40 UTC: rank 0 in a (x.py:3), "
+                "rank 1 in long_b (x.py:9); 1 other rank failed after that"
             ),
         ),
         (
@@ -185,8 +186,8 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 "collective operation 1,006, rank 1 has begun 1,005"
             ),
             (
-                "rank 1 (node-a) held up the job for 9 s at 11:07:40 UTC, on node-a: "
-                "it is in main (f.py:40); rank 0 waits in all_reduce (f.py:21)"
+                "rank 1 (node-a) held up the job for 9 s until 11:07:40 UTC: "
+                "in main (f.py:40); rank 0 in all_reduce (f.py:21); 1 other rank failed after that"
             ),
         ),
         (
@@ -197,8 +198,46 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 "all_reduce (f.py:21), collective operation 6, rank 1 has begun at least 5"
             ),
             (
-                "rank 1 (node-a) held up the job for 9 s at 11:07:40 UTC, on node-a: "
-                "in read_the_next_shard (loading.py:40); rank 0 in all_reduce (f.py:21)"
+                "rank 1 (node-a) held up the job for 9 s until 11:07:40 UTC: "
+                "it is in read_the_next_shard (loading.py:40); rank 0 waits in all_reduce (f.py:21)"
+            ),
+        ),
+        (
+            "late",
+            (
+                "rank 1 (node-a) held up the job for 9 s, judging by the stacks: it is in main "
+                "(f.py:40), and DISTBOOT_HANG=stop ends all ranks; rank 0 waits in barrier (f.py:9)"
+            ),
+            (
+                "rank 1 (node-a) held up the job for 9 s until 11:07:40 UTC: "
+                "in main (f.py:40); rank 0 in barrier (f.py:9); 1 other rank failed after that"
+            ),
+        ),
+        (
+            "late",
+            (
+                "no rank has moved for 9 s, judging by the stacks: ranks 0-1 are in load (f.py:40), "
+                "and DISTBOOT_HANG=stop ends all ranks"
+            ),
+            (
+                "no rank has moved for 9 s until 11:07:40 UTC: ranks 0-1 are in load (f.py:40), "
+                "and DISTBOOT_HANG=stop ends all ranks; 1 other rank failed after that"
+            ),
+        ),
+        (
+            "late",
+            f"rank 1 (node-a) held up the job for 12 s: it is in load (f.py:3); {TIMED_OUT}",
+            (
+                "rank 1 (node-a) held up the job for 12 s until 11:07:40 UTC: in load (f.py:3); "
+                f"{TIMED_OUT}"
+            ),
+        ),
+        (
+            "late",
+            f"ranks 0, 2 (2 hosts) held up the job for 9 s: it is in m_m (file.py:38); {TIMED_OUT}",
+            (
+                "ranks 0, 2 (2 hosts) held up the job for 9 s until 11:07:40 UTC: in m_m (file.py:38); "
+                f"{TIMED_OUT.removesuffix(' (timeout= of init)')}"
             ),
         ),
         (
@@ -237,6 +276,10 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
         "hang",
         "hang with counts",
         "hang at a long place",
+        "hang by the stacks",
+        "hang without a wait",
+        "timeout of torch",
+        "timeout of two hosts",
         "stop of a hang",
         "agreed stop",
         "stop of a wrapper",
