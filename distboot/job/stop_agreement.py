@@ -12,7 +12,8 @@ has begun yet.
        Agents that have not reported by then are named: their ranks may stop elsewhere.
 
 Ranks that have ended, or whose agent has disconnected, are not awaited (`leave`). If a signal has
-ended a rank, and so stops the job, the others agree on a read among themselves.
+ended a rank, and so stops the job, the others agree on a read among themselves, unless exceptions
+end all of them, as after Ctrl-C (`fail`).
 
 A stop can outlive a context: a notice that the machine ends soon holds for the next `init()`, too.
 When all ranks have got ready again they count from zero (`begin`); such a stop is then at their
@@ -24,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from ..base.process import TERM, signal_name
+from ..base.process import INTERRUPT, TERM, signal_name
 from ..base.text import escape_control, ranks_said
 from ..rendezvous.messages import RequestStop
 from ..script.stop_page import LARGEST
 from .effects import Record, Say, Send
 from .facts import Facts
-from .messages import CountReads, Reads, StopAt, Terminating
+from .messages import CountReads, Failing, Reads, StopAt, Terminating
 from .root_cause import RankState, request_text
 from .service import Emit, Service
 
@@ -49,6 +50,7 @@ class StopAgreement:
         self._limit = limit  # seconds for all agents to report
         self._awaited: set[int] = set()  # once a stop is asked for
         self._gone: set[int] = set()
+        self._failing: set[int] = set()  # an exception ends their scripts
         self._most = 0  # reads of any rank
         self._end = inf  # when the time is over; inf: no stop is asked for
         self._lasts = False  # whether the stop also holds for the next context
@@ -71,8 +73,8 @@ class StopAgreement:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks have ended, or their agents have disconnected."""
-        return self._ranks == self._gone
+        """Whether no rank is left that may stop at a read."""
+        return self._ranks == self._gone | self._failing
 
     @property
     def is_read(self) -> bool:
@@ -104,6 +106,10 @@ class StopAgreement:
         self._awaited.discard(rank)
         self._gone.add(rank)
 
+    def fail(self, rank: int) -> None:
+        """An exception ends the script of a rank: it begins no other read."""
+        self._failing.add(rank)
+
     def begin(self) -> bool:
         """All ranks have got ready, and count from zero.
 
@@ -111,6 +117,7 @@ class StopAgreement:
         """
         self._has_begun = True
         self._gone = set()
+        self._failing = set()
         self._most = 0
         self.missing = []
         if self._lasts:
@@ -143,6 +150,7 @@ class StopService(Service):
             RequestStop: self._requested,
             Reads: self._counted,
             Terminating: self._terminating,
+            Failing: lambda member, _message, _now: self._agreement.fail(member.rank),
         }
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
@@ -178,6 +186,8 @@ class StopService(Service):
         self._agreement.count(member.rank, message.count)
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
+        if message.signal == INTERRUPT and not message.of_wrapper:
+            self._agreement.fail(member.rank)
         if message.signal == TERM:
             self._is_of_signal |= not self._agreement.is_asked
             request = RequestStop(signal_name(message.signal))

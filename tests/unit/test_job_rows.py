@@ -61,6 +61,7 @@ OF_A_PEER = raised(PEER_CLOSED)
 TIMEOUT = raised("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
 NO_DRIVER = ("device-failed", "no driver", "")
 SIGTERM = 15
+SIGINT = 2
 RANK_2_IS_KILLED = (
     "say: rank 2 failed first: killed by SIGKILL (out of memory, or kill -9), on host-1"
 )
@@ -100,6 +101,10 @@ def is_about_to_end(rank: int) -> Event:
 
 def is_terminated(rank: int) -> Event:
     return Take(rank, Terminating(SIGTERM))
+
+
+def is_interrupted(rank: int) -> Event:
+    return Take(rank, Terminating(SIGINT))
 
 
 def arrives(rank: int, name: str = BARRIER, limit: float = 60.0) -> Event:
@@ -480,6 +485,37 @@ STOP: dict[str, list[Row]] = {
                 ),
                 "all <- StopAt 6",
                 "record: stop_agreed",
+            ],
+        ),
+    ],
+    "ranks that Ctrl-C has interrupted stop at no read": [
+        (is_interrupted(0), NOTHING),
+        (is_interrupted(1), NOTHING),
+        (is_interrupted(2), NOTHING),
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGINT: Ctrl-C, which ranks 0-2 got, on host-0",
+                "all <- Abort",
+                "record: root_cause 0",
+                "conclude: rank 0",
+            ],
+        ),
+    ],
+    "a rank that Ctrl-C has not reached stops at a read": [
+        (is_interrupted(0), NOTHING),
+        (is_interrupted(1), NOTHING),
+        (is_interrupted(2), NOTHING),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGINT: Ctrl-C, which ranks 0-2 got, on host-0",
+                "all <- Abort",
+                "all <- CountReads",
+                "record: root_cause 0",
+                "record: stop_requested 0",
+                "conclude: rank 0",
             ],
         ),
     ],
