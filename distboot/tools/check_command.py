@@ -96,16 +96,28 @@ def _text(report: Mapping[str, Any]) -> str:
     nodes = report["nodes"]
     if not nodes:
         return "One rank: there is no node to compare with. `doctor` looks at this one."
-    odd = list(filter(_findings, nodes))
-    lines = [
-        f"{counted(len(report['hosts']), 'node')} checked, {_counted(len(odd))}.",
-        "",
-        *_table_of_nodes(nodes),
-    ]
+    lines = _lines_of_nodes(report)
     if report["allreduce"] is not None:
         lines += ["", *_table_of_sizes(report["allreduce"])]
         lines += _table_of_pairs(report["allreduce"])
     return "\n".join(lines)
+
+
+def _lines_of_nodes(report: Mapping[str, Any]) -> list[str]:
+    nodes = report["nodes"]
+    # A node alone is looked at for its accelerators only
+    if len(nodes) == 1 and not _has_been_seen(nodes[0]):
+        return ["One node: there is no other to compare with. `doctor` looks at this one."]
+    odd = list(filter(_findings, nodes))
+    return [
+        f"{counted(len(report['hosts']), 'node')} checked, {_counted(len(odd))}.",
+        "",
+        *_table_of_nodes(nodes),
+    ]
+
+
+def _has_been_seen(node: Mapping[str, Any]) -> bool:
+    return bool(node["seen"] or node["findings"])
 
 
 def _counted(odd: int) -> str:

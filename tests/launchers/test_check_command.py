@@ -13,6 +13,8 @@ from hosts import Hosts, side_by_side
 from launched import needs_hosts, needs_torch
 from ranks import RunRanks
 
+_PAIR = (sys.executable, "-m", "distboot", "--nproc-per-node", "2")
+
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Hosts]:
@@ -103,7 +105,7 @@ def test_ranks_of_one_node_reduce(run_ranks: RunRanks) -> None:
     )
     first, second = run_ranks(script, places=[{}, {}])
     assert (first.code, second.code, second.out) == (0, 0, "")
-    assert "1 node checked, none is odd." in first.out
+    assert first.out.startswith("One node: there is no other to compare with. `doctor`")
     assert "all-reduce of 2 ranks, gloo:" in first.out
     assert "pairs of nodes" not in first.out
 
@@ -114,9 +116,15 @@ def test_single_rank_has_nothing_to_compare(run: Run) -> None:
     assert done.stdout.startswith("One rank: there is no node to compare with.")
 
 
+def test_single_node_has_nothing_to_compare(run: Run) -> None:
+    done = run(*_PAIR, "-m", "distboot", "check")
+    assert done.returncode == 0, done.stderr
+    said = "One node: there is no other to compare with. `doctor` looks at this one.\n"
+    assert done.stdout == said
+
+
 def test_check_that_the_wrapper_left_out(run: Run) -> None:
-    command = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--check", "off"]
-    done = run(*command, "-m", "distboot", "check")
+    done = run(*_PAIR, "--check", "off", "-m", "distboot", "check")
     assert done.returncode == 2
     assert "the nodes were not compared: DISTBOOT_CHECK=off holds for the wrapper" in done.stderr
 
