@@ -270,7 +270,9 @@ def _run(item: pytest.Item, wanted: _Wanted, folder: Path) -> tuple[str, str]:
         file.seek(0)
         output = file.read().decode(errors="replace")
     if None in codes:
-        return output, f"the ranks have not ended within {wanted.timeout:g} s"
+        # The output shows that signal as one from outside
+        late = f"the ranks have not ended within {wanted.timeout:g} s"
+        return output, f"{late}: pytest stopped them with SIGTERM"
     code = max(filter(None, codes), default=0)
     if code:
         return output, f"the ranks ended with exit code {code}"

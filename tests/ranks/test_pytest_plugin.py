@@ -141,7 +141,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "rank 1 failed first: killed by SIGKILL" in out
     for rank in (0, 1):
         assert f"rank {rank} ended with exit code 0 before the test did" in out
-    assert "the ranks have not ended within 30 s" in out
+    assert "the ranks have not ended within 30 s: pytest stopped them with SIGTERM\n" in out
     assert "rank 1: test_hangs (test_it.py:" in out
     assert "fixture 'no_such_fixture' not found" in out
 
