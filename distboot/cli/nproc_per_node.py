@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..base.errors import DistbootError
@@ -12,18 +13,19 @@ from ..detection.node_platform import ranks_per_node
 from ..detection.order import LAUNCHERS, node_platforms, related
 from ..detection.placement import Placement
 from ..host import cpus
+from . import torchrun_options
 
-_REMEDY = "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
 _ABOVE_1 = pattern("(?!1$)[0-9]+")
 
 
-def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
+def count_of(options: SimpleNamespace, placement: Placement, environ: Mapping[str, str]) -> int:
     """How many ranks this process starts.
 
     Raises `usage` if other processes of the job are on this node, or there is nothing to count.
     """
-    _refuse_unless_alone_on_node(placement, environ)
-    _refuse_unless_alone_elsewhere(placement)
+    _refuse_unless_alone_on_node(options, placement, environ)
+    _refuse_unless_alone_elsewhere(options, placement)
+    wanted: str = options.nproc_per_node
     if wanted.isdigit():
         return int(wanted)
     if wanted == "auto":  # the number that the platform shows, if any
@@ -34,7 +36,9 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     return _count_here(wanted, environ)
 
 
-def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str]) -> None:
+def _refuse_unless_alone_on_node(
+    options: SimpleNamespace, placement: Placement, environ: Mapping[str, str]
+) -> None:
     launcher = LAUNCHERS[placement.launcher]
     local_count = environ.get(launcher.local_count)
     if not local_count:
@@ -43,28 +47,31 @@ def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str
     is_first = not placement.local_rank
     if local_count == "1" and is_first:
         return
-    many = "several"
+    many = "several processes"
     is_number = _ABOVE_1.fullmatch(local_count) is not None
     if is_number:
-        many = local_count
-    raise DistbootError(
-        "usage",
-        f"--nproc-per-node needs one process per node, but {placement.launcher} started {many} on "
-        "this one",
-        _REMEDY,
-    )
+        many = f"{local_count} processes"
+    raise _several(options, placement, f"{many} on this one")
 
 
-def _refuse_unless_alone_elsewhere(placement: Placement) -> None:
+def _refuse_unless_alone_elsewhere(options: SimpleNamespace, placement: Placement) -> None:
     """Refuse on all nodes what one of them refuses: else the others would wait for it."""
     nodes = placement.num_nodes
     if nodes is None or nodes == placement.world_size:
         return
-    raise DistbootError(
+    raise _several(options, placement, f"{placement.world_size} processes on {nodes} nodes")
+
+
+def _several(options: SimpleNamespace, placement: Placement, started: str) -> DistbootError:
+    """The error for nodes on which the launcher has started several processes."""
+    problem = "--nproc-per-node needs one process per node"
+    if options.one_per_node_by:
+        problem = f"{options.one_per_node_by} starts one rank on each node"
+    leave_out = torchrun_options.without_counts(options, placement)
+    return DistbootError(
         "usage",
-        f"--nproc-per-node, but {placement.launcher} started {placement.world_size} processes "
-        f"on {nodes} nodes",
-        _REMEDY,
+        f"{problem}, but {placement.launcher} started {started}",
+        f"{leave_out}; or start one process per node",
     )
 
 

@@ -199,7 +199,7 @@ def _run_node(launch: Launch, placement: Placement) -> int:
             f"leave {name} out: python -m distboot --nproc-per-node N script.py …; "
             "or leave --nproc-per-node out",
         )
-    ranks = count_of(options.nproc_per_node, placement, launch.environ)
+    ranks = count_of(options, placement, launch.environ)
     if not rendezvous_setting(launch.environ):
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")

@@ -123,7 +123,7 @@ def run_parser() -> Parser:
     """The parser of the options of `run`."""
     from .parser import Parser
 
-    return Parser(
+    parser = Parser(
         "run",
         _DESCRIPTION,
         "\n".join(_OPTIONS),
@@ -131,6 +131,8 @@ def run_parser() -> Parser:
         usage=_USAGE,
         hints=torchrun_options.HINTS,
     )
+    parser.set_defaults(one_per_node_by="")  # see `torchrun_options.apply`
+    return parser
 
 
 def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNamespace, list[str]]:

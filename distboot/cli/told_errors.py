@@ -49,7 +49,7 @@ def told_errors(
         with suppress(DistbootError):
             ranks = 0
             if options.nproc_per_node:
-                ranks = count_of(options.nproc_per_node, placement, environ)
+                ranks = count_of(options, placement, environ)
             _tell(error, placement, environ, ranks)
         raise SystemExit(error.exit_code) from None
 

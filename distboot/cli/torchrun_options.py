@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
+from ..detection.not_alone import PER_NODE
 from ..detection.parse import parse_address, parse_number, parse_port
 from ..detection.placement import Placement
 
@@ -163,8 +164,10 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
         options.log_prefix = True
     _refuse_backend(options.rdzv_backend)
     nnodes = _count(options)
-    if nnodes is not None:
-        options.nproc_per_node = options.nproc_per_node or "1"  # as of torchrun
+    options.one_per_node_by = ""  # the option that implies one rank on each node, as of torchrun
+    if nnodes is not None and options.nproc_per_node is None:
+        options.one_per_node_by = _counting(options)[0]
+        options.nproc_per_node = "1"
     variables = {
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": options.master_port,
@@ -195,18 +198,81 @@ def refuse_different(options: SimpleNamespace, placement: Placement) -> None:
         return
     if placement.world_size == 1:
         raise _unnumbered(wanted)
+    nodes = f"--nnodes {wanted}"
+    if options.standalone:
+        nodes = "--standalone is for one node"
+    leave_out = " and ".join(_counting(options))
+    remedy = f"leave {leave_out} out"
+    is_node = placement.num_nodes == placement.world_size
+    if not is_node:
+        remedy = without_counts(options, placement)
     raise DistbootError(
         "usage",
-        f"--nnodes {wanted}, and {placement.launcher} has started {placement.world_size} processes",
-        "leave --nnodes (or --standalone) out; or start the command once on each node",
+        f"{nodes}, but {placement.launcher} started {placement.world_size} processes",
+        f"{remedy}; or start the command once on each node",
     )
 
 
+def without_counts(options: SimpleNamespace, placement: Placement) -> str:
+    """The remedy where each process that the launcher has started is to be a rank."""
+    given = _counting(options)
+    if not options.one_per_node_by:
+        given.append("--nproc-per-node (or DISTBOOT_NPROC_PER_NODE)")
+    leave_out = " and ".join(given)
+    return f"leave {leave_out} out: each process of {placement.launcher} is a rank"
+
+
+def _counting(options: SimpleNamespace) -> list[str]:
+    """The options that count the nodes."""
+    given = []
+    if options.standalone:
+        given.append("--standalone")
+    if options.nnodes is not None:
+        given.append("--nnodes")
+    return given
+
+
 def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
-    """Explain an error of detection where the nodes were counted, and not numbered."""
+    """Explain an error of detection where options count the nodes or name node 0, without numbers."""
+    if error.code != "not-alone":
+        return
     wanted = _count(options)
-    if wanted not in (None, 1) and error.code == "not-alone":
+    if wanted not in (None, 1):
         raise _unnumbered(wanted) from None
+    hint = _how_to_number(options)
+    if not hint:
+        hint = error.hint.replace(PER_NODE, _per_node(options) or PER_NODE)
+    raise DistbootError(error.code, error.message, hint).of(error.who) from None
+
+
+def _per_node(options: SimpleNamespace) -> str:
+    """`"--nproc-per-node 2"`, if the user has given it; else empty."""
+    if options.nproc_per_node is None or options.one_per_node_by:
+        return ""
+    return f"--nproc-per-node {options.nproc_per_node}"
+
+
+def _how_to_number(options: SimpleNamespace) -> str:
+    """The options for each node, where an option has named node 0; else empty."""
+    given = []
+    for option, value in (
+        ("--master-addr", options.master_addr),
+        ("--rdzv-endpoint", options.rdzv_endpoint),
+    ):
+        if value:
+            given.append(f"{option} {value}")
+    if not given:
+        return ""
+    leave_out = " and ".join(option.partition(" ")[0] for option in given)
+    if options.master_port is not None:
+        given.append(f"--master-port {options.master_port}")
+    given.append(_per_node(options))
+    all_given = " ".join(filter(None, given))
+    return (
+        "add the number of nodes and that of each node, from 0 on: python -m distboot "
+        f"--nnodes <nodes> --node-rank <number of this node> {all_given} …; "
+        f"or leave {leave_out} out if this is the only node"
+    )
 
 
 def _unnumbered(nodes: int | None) -> DistbootError:

@@ -13,7 +13,8 @@ from .signs import MALFORMED, Sign
 
 _ADDRESS = "<host of node 0>"
 _MOST = 20  # signs in one message
-_WRAPPER = "python -m distboot run --nproc-per-node auto -- python train.py"
+PER_NODE = "--nproc-per-node auto"  # in the remedy
+_WRAPPER = f"python -m distboot run {PER_NODE} -- python train.py"
 
 
 def refuse_other_node(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import container_stub
@@ -46,7 +47,8 @@ def ranks_a_node(container: dict[str, Any], resources: dict[str, Any]) -> int:
 def node_of(environ: dict[str, str]) -> tuple[object, ...]:
     """What the agent of a node gets to know, which --nproc-per-node may start the ranks of."""
     placement = detect(environ)
-    count_of("1", placement, environ)
+    options = SimpleNamespace(nproc_per_node="1", one_per_node_by="")
+    count_of(options, placement, environ)
     return placement.rank, placement.world_size, placement.master_addr, placement.master_port
 
 

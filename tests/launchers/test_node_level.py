@@ -195,7 +195,7 @@ def test_node_beside_one_with_several_processes_refuses(distboot: Run) -> None:
     only = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
     done = distboot("run", "--nproc-per-node", "2", "--", "true", env=only)
     assert done.returncode == 2
-    assert "--nproc-per-node, but slurm started 4 processes on 2 nodes" in done.stderr
+    assert "needs one process per node, but slurm started 4 processes on 2 nodes" in done.stderr
 
 
 @pytest.mark.all

@@ -153,7 +153,7 @@ def test_another_number_of_nodes_is_refused(slurm: Slurm) -> None:
     words = shlex.split(f"{RUN} --nnodes=3 --rdzv_endpoint=nodea:29500 train.py")
     done = slurm.srun(["-N2", "-n2", *words])
     assert done.returncode == 2
-    assert "--nnodes 3, and slurm has started 2 processes" in done.stderr
+    assert "--nnodes 3, but slurm started 2 processes" in done.stderr
 
 
 NUMBERED = {
@@ -166,8 +166,10 @@ NUMBERINGS = [
     (NUMBERED, "--nnodes 2", "1 of 2 nodes", 75),
     ({**NUMBERED, "WORLD_SIZE": "16"}, "--nnodes 2", "1 of 2 nodes", 75),
     ({**NUMBERED, "NUM_NODES": "2"}, "--launcher nodes", "1 of 2 nodes", 75),
-    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "and nodes has started 2 processes", 2),
-    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "and nodes has started 2 processes", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "but nodes started 2 processes", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "but nodes started 2 processes", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "leave --nnodes out; or start the command", 2),
+    ({}, "--rdzv-endpoint 192.0.2.7:1", "--rdzv-endpoint 192.0.2.7:1 --nproc-per-node 1 …", 78),
     (
         {"DISTBOOT_JOIN_TIMEOUT": "1"},
         "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1",

@@ -26,6 +26,13 @@ FOLDER = Path(__file__).parents[1] / "error_texts"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))
 
 OPENMPI = one("openmpi-5.0.11/uneven_3_1", 3)
+SEVERAL = {
+    **OPENMPI,
+    "MASTER_ADDR": "nodea",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_WORLD_LOCAL_SIZE": "2",
+}
 MPICH = one("mpich-4.0.2/uneven_3_1", 3)
 SLURM = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
 SLURM_ONE_TASK = one("slurm-sbatch-22.05.8/srun_override_1task", 0)
@@ -118,6 +125,14 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         },
     ),
     "not_alone_address": (RUN, {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}),
+    "not_alone_address_and_ranks": (
+        ("run", "--nproc-per-node", "2", "--", "true"),
+        {"MASTER_ADDR": "192.0.2.1"},
+    ),
+    "not_alone_address_by_option": (
+        ("run", "--nproc-per-node", "2", "--master-addr", "192.0.2.1", "--", "true"),
+        {},
+    ),
     "world_size_of_one_and_signs": (
         RUN,
         {"RANK": "0", "WORLD_SIZE": "1", "ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"},
@@ -155,15 +170,11 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "left_over_pmix": (RUN, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "job"}),
     "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),
     "launcher_does_not_fit": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "slurm"}),
-    "nproc_per_node_with_several": (
-        ("run", "--nproc-per-node", "4", "--", "true"),
-        {
-            **OPENMPI,
-            "MASTER_ADDR": "nodea",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            "OMPI_WORLD_LOCAL_SIZE": "2",
-        },
+    "nproc_per_node_with_several": (("run", "--nproc-per-node", "4", "--", "true"), SEVERAL),
+    "nnodes_with_several": (("run", "--nnodes", "4", "--", "true"), SEVERAL),
+    "standalone_with_several": (
+        ("run", "--standalone", "--nproc-per-node", "1", "--", "true"),
+        SEVERAL,
     ),
     "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
     "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
