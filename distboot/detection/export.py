@@ -190,13 +190,14 @@ def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dic
     return both
 
 
-def require_master(placement: Placement) -> Placement:
+def require_master(placement: Placement, *, asks_mpi: bool = False) -> Placement:
     """The placement, as detected, with address and port of rank 0.
 
-    Raises `no-master-addr` or `no-master-port`.
+    `asks_mpi`: whether mpi4py would have told the address. Raises `no-master-addr` or
+    `no-master-port`.
     """
     if placement.master_addr is None:
-        raise _no_address(placement)
+        raise _no_address(placement, asks_mpi=asks_mpi)
     if placement.world_size == 1:
         if placement.sources.get("master_port") in VARIABLES.values():
             return placement
@@ -211,12 +212,12 @@ def require_master(placement: Placement) -> Placement:
     return placement
 
 
-def _no_address(placement: Placement) -> DistbootError:
+def _no_address(placement: Placement, *, asks_mpi: bool) -> DistbootError:
     how = _how_to_pass(placement, "MASTER_ADDR", "<host of rank 0>")
     hint = f"name the host of rank 0: {how}"
     if placement.master_port is None:
         hint += "; and a free port there as MASTER_PORT"
-    if LAUNCHERS[placement.launcher].mpi == "yes":
+    if asks_mpi and LAUNCHERS[placement.launcher].mpi == "yes":
         hint += "; or install mpi4py, which init() asks"
     return DistbootError(
         "no-master-addr",

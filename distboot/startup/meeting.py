@@ -115,7 +115,8 @@ def _planned(call: Call) -> tuple[Call, dict[str, Any]]:
 
         placement, hosts = mpi.located(placement, call.join_timeout, used=is_mpi)
         for_plan["hosts"] = hosts
-    return call._replace(placement=require_master(placement)), for_plan
+    placement = require_master(placement, asks_mpi=True)
+    return call._replace(placement=placement), for_plan
 
 
 @contextmanager

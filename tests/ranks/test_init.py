@@ -111,6 +111,7 @@ def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
     result = run(sys.executable, "-c", script, env=one("openmpi-5.0.11/2nodes_2procs", 1))
     assert result.stdout.startswith("no-master-addr|True|"), result.stdout + result.stderr
     assert "-x MASTER_ADDR=" in result.stdout
+    assert "or install mpi4py, which init() asks" in result.stdout
 
 
 def test_bare_mpirun_with_mpi4py_of_another_mpi(run: Run) -> None:
