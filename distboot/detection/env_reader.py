@@ -92,6 +92,7 @@ class EnvReader:
         self.own_address: tuple[str, str] | None = None
         # A text that is the same for all ranks, and its source: a port is derived from it
         self.port_seed: tuple[str, str] | None = None
+        self._own_port: int | None = None  # the launcher's
         self._launcher = launcher
         self._in_order = in_order
         self._instead = instead
@@ -108,6 +109,7 @@ class EnvReader:
 
     def put_own_port(self, source: str, port: int | None) -> None:
         """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT differs from it."""
+        self._own_port = port
         own_host, _ = self.own_address or (None, "")
         given = (self.environ.get("MASTER_ADDR", own_host), self.environ.get("MASTER_PORT"))
         if given == (own_host, None):
@@ -418,14 +420,22 @@ class EnvReader:
         of_address = [problem for problem in self.problems if problem.startswith("MASTER_")]
         to_container = container_env_hint(*self._missing)
         return first_that_holds(
-            (
-                len(of_address) == len(self.problems),
-                (
-                    "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, "
-                    "or clear them"
-                ),
-            ),
+            (len(of_address) == len(self.problems), self._address_remedy()),
             (self.remedy != "", self.remedy),
             (not self._missing, _REMEDY),
             (True, f"to pass it to a container: {to_container}; else {_REMEDY}"),
         )
+
+    def _address_remedy(self) -> str:
+        from .address_remedy import address_remedy  # here, as few environments are broken
+
+        addresses = (self.own_address, self.number("num_nodes") == 1)
+        ports = (
+            self.number("master_port"),  # that in MASTER_ADDR
+            self._own_port,
+            self._values["job_id"],
+            self.port_seed,
+            self.number("world_size") == 1,
+        )
+        can_do_without = {"MASTER_ADDR": any(addresses), "MASTER_PORT": any(ports)}
+        return address_remedy(self.problems, can_do_without)

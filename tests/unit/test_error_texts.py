@@ -85,6 +85,15 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "MASTER_PORT": "tcp://10.0.0.1:2222",
         },
     ),
+    "port_out_of_range": (
+        RUN,
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nodea", "MASTER_PORT": "70000"},
+    ),
+    "port_out_of_range_below_slurm": (RUN, {**SLURM, "MASTER_PORT": "70000"}),
+    "address_and_port_below_slurm": (
+        RUN,
+        {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "70000"},
+    ),
     "address_with_a_password": (
         RUN,
         {
