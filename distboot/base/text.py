@@ -152,15 +152,20 @@ def after_output(data: bytes) -> None:
     _is_line_open = not data.endswith(b"\n")
 
 
-def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
+def did_you_mean(
+    word: str,
+    names: Iterable[str],
+    known: Iterable[str] = (),
+    similarity: float = 0.6,
+) -> str:
     """The beginning of a hint, `"did you mean 'torch'? "`, with the first `known` or the name most
     like the word.
 
-    Empty if there is none.
+    `similarity` is the least ratio of difflib, at most 1. Empty if there is none.
     """
     from difflib import get_close_matches  # here, as it is slow to import
 
-    similar = get_close_matches(word.lower(), list(names), 1)
+    similar = get_close_matches(word.lower(), list(names), 1, similarity)
     near = [*known, *similar]
     if not near:
         return ""

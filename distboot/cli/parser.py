@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..base.errors import DistbootError
 from ..base.settings import option_help
-from ..base.text import did_you_mean, escape_control
+from ..base.text import escape_control
 from .option_table import entries
 from .target import begins_target
 
@@ -43,6 +43,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=partial(argparse.HelpFormatter, width=80),
         )
         self._hints = hints
+        self._target: list[str] = []  # what follows the options
         add = self.add_argument
         if detects:
             options = f"{option_help('DISTBOOT_LAUNCHER')}\n{options}"
@@ -70,7 +71,8 @@ class Parser(argparse.ArgumentParser):
             if action is not None and action.nargs is None:
                 own += words[index : index + 1]  # its value
                 index += 1
-        return own, words[index:]
+        self._target = words[index:]
+        return own, self._target
 
     def _with_dashes(self, word: str) -> str:
         """`"--nproc_per_node=2"` -> `"--nproc-per-node=2"`, if that is an option."""
@@ -112,9 +114,12 @@ class Parser(argparse.ArgumentParser):
         known = self._hints.get(option.replace("_", "-"))
         if known is not None:
             return known
-        if not option.startswith("--"):
-            return ""
+        from .unknown_option import after_script, meant_by
+
         # --help follows in any case; it is near to any short option
         names = self._option_string_actions.keys() - {"--help"}
-        meant = did_you_mean(option, sorted(names))
-        return f"{meant}{self.prog} --help"
+        meant = meant_by(option, names)
+        if meant:
+            return f"{meant}{self.prog} --help"
+        hint = after_script(option, self._target, self.prog)
+        return escape_control(hint)

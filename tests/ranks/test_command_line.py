@@ -128,6 +128,20 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             )
             for option in ("-n", "-np", "--np")
         ),
+        (
+            "--nproc-per-node=2 --epochs 3 train.py",
+            "usage",
+            "hint: options of the script come after it: python -m distboot run … train.py --epochs",
+        ),
+        (
+            "--report-to wandb -m train",
+            "usage",
+            "hint: options of the script come after it: python -m distboot run … -m train --report-",
+        ),
+        ("--log-level debug train.py", "usage", "run … train.py --log-level …\n"),
+        ("-lr 3 ./run", "usage", "run … script.py -lr …\n"),
+        ("--epochs", "usage", "\ndistboot: hint: python -m distboot run --help\n"),
+        ("--nproc 2 train.py", "usage", "\ndistboot: hint: did you mean '--nproc-per-node'? "),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
         ("run --", "usage", ""),
