@@ -34,7 +34,7 @@ _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
 _STACKS = 3.0  # seconds for the ranks to say where they are
 _MARK = (
-    "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; "
+    "ranks(count, *, timeout=300, as_=None): run the test in so many ranks, in so many seconds; "
     "as_: a launch such as 'mpirun 2x2'"
 )
 
@@ -128,10 +128,12 @@ def _wanted_by(item: pytest.Item, mark: pytest.Mark) -> _Wanted:
 def _misuse(mark: pytest.Mark) -> str:
     """What is wrong with the arguments of a mark, as the beginning of a sentence."""
     unknown = sorted(mark.kwargs.keys() - _ARGUMENTS)
-    if not unknown:
-        return "needs a number, "
-    meant = did_you_mean(unknown[0], _ARGUMENTS)
-    return f"has no argument {unknown[0]!r}: {meant}"
+    if unknown:
+        meant = did_you_mean(unknown[0], _ARGUMENTS)
+        return f"has no argument {unknown[0]!r}: {meant}"
+    if mark.args:
+        return "takes one number; timeout= and as_= by name, "
+    return "needs a number, "
 
 
 def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _Wanted:
@@ -147,7 +149,8 @@ def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _W
     try:
         launch = parse(as_)
     except DistbootError as error:
-        raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
+        problem = f"{error.message}; {error.hint}".replace("--as ", "as_=")
+        raise pytest.UsageError(f"{mark}: {problem}") from None
     if launch.ranks != count:
         raise pytest.UsageError(f"{mark}: the two do not agree on the number of ranks")
     return _Wanted(count, limit, launch)

@@ -115,6 +115,8 @@ def parse(text: str) -> Launch:
     """Read `"srun 2x4"` or `"kubeflow 3+1"`."""
     given = f"--as {short_repr(text)}"
     found = _SHAPE.fullmatch(text.strip())
+    if text.strip() in VARIABLES:
+        raise DistbootError("usage", f"{given} lacks the number of nodes and ranks", _HINT)
     if found is None:
         raise DistbootError("usage", f"{given} is not a launcher and a shape", _HINT)
     launcher, nodes, per_node, workers = found.groups()
@@ -129,7 +131,8 @@ def parse(text: str) -> Launch:
         raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
     if launcher == "kubeflow" and launch.per_node > 1:
         message = f"{given}: a pod of a PyTorchJob has one process"
-        raise DistbootError("usage", message, f"use so many pods: --as 'kubeflow {launch.ranks}x1'")
+        pods = launch.ranks
+        raise DistbootError("usage", message, f"use {pods} pods: --as 'kubeflow {pods}x1'")
     if launch.ranks > _MOST_RANKS:
         message = f"{given} has {launch.ranks} ranks; at most {_MOST_RANKS} run on one machine"
         raise DistbootError("usage", message, "use fewer ranks, for example --as 'mpirun 2x4'")

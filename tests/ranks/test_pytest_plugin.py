@@ -221,7 +221,12 @@ def pytest_collection_modifyitems(config, items):
         ("", "@pytest.mark.ranks needs a number, as in ranks(count"),
         ("2, tiemout=3", "has no argument 'tiemout': did you mean 'timeout'? as in ranks(count"),
         ("2, gpus=1", "@pytest.mark.ranks has no argument 'gpus': as in ranks(count"),
-        ("2, 3", "@pytest.mark.ranks needs a number, as in ranks(count"),
+        (
+            "2, 3",
+            "ranks takes one number; timeout= and as_= by name, as in ranks(count, *, timeout=300, ",
+        ),
+        ("2, as_='slurm 1x2'", ": as_='slurm 1x2': unknown launcher; one of mpirun, srun"),
+        ("2, as_='mpirun'", "lacks the number of nodes and ranks; as_='mpirun 2x4' is two nodes"),
     ],
 )
 def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:

@@ -172,6 +172,8 @@ def test_script_that_calls_mpi_cannot_be_tried(run: Run, script: str) -> None:
     [
         (["--as", "mpirnu 2x2", "x.py"], "did you mean 'mpirun'? one of mpirun, "),
         (["--as", "mpirun 0x2", "x.py"], "--as 'mpirun 0x2' is not a launcher and a shape"),
+        (["--as", "mpirun", "x.py"], "--as 'mpirun' lacks the number of nodes and ranks"),
+        (["--as", "kubeflow 2x2", "x.py"], "use 4 pods: --as 'kubeflow 4x1'"),
         (["--as", "srun 3+1", "x.py"], "only kubeflow has a master beside workers"),
         (["--as", "srun 5x13", "x.py"], "'srun 5x13' has 65 ranks; at most 64 run on one machine"),
         (["--as", "kubeflow 64+1", "x.py"], "has 65 ranks; at most 64 run on one machine"),
