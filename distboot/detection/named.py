@@ -50,9 +50,15 @@ def _unknown(name: str, option: str) -> DistbootError:
         words = re.findall(r"[\w.]+", launcher.title.lower())
         if name.lower() in words:
             titled.append(launcher.name)
+    listed = "python -m distboot launchers prints all"
+    hint = did_you_mean(name, [*LAUNCHERS, OFF], titled)
+    if hint:
+        hint += listed
+    else:
+        names = ", ".join(LAUNCHERS)
+        hint = f"the launchers are {names}, and {OFF} for a process that is alone ({listed})"
     return DistbootError(
         "unknown-launcher",
         f"{option} is not a valid launcher",
-        f"{did_you_mean(name, [*LAUNCHERS, OFF], titled)}the launchers are {', '.join(LAUNCHERS)}, "
-        f"and {OFF} for a process that is alone (python -m distboot launchers)",
+        hint,
     ).of(UNKNOWN_RANK)
