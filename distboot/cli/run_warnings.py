@@ -18,7 +18,11 @@ def warn_of_misplaced(target: Target, placement: Placement) -> None:
     found = misplaced_options(target)
     if not found or placement.rank:
         return
-    options = escape_control(" and ".join(found))
+    *others, last = found
+    listed = last
+    if others:
+        listed = f"{', '.join(others)} and {last}"
+    options = escape_control(listed)
     text = f"warning: {options} after the script: passed to the script, not used by distboot"
     log_line(placement.who, f"{text}; options of distboot come before the script")
 

@@ -28,6 +28,8 @@ _WRAPPERS_ALONE = (
     "--log-prefix",
     "--log-format",
 )
+# Those that a script may have, too: they are the wrapper's beside one of the others
+_OFTEN_OF_SCRIPTS = ("--report", "--log-dir", "--grace", "--bind", "--launcher", "--framework")
 _LOCAL_RANKS = {"--local_rank", "--local-rank"}
 _MENTIONS_LOCAL_RANK = pattern(r"""["'](--local[-_]rank)["']""")
 
@@ -67,7 +69,7 @@ def misplaced_options(target: Target) -> list[str]:
     """Options of the wrapper among the script's arguments, which the script does not mention."""
     if target.is_command:
         return []
-    found = []
+    found = {}
     text = target.text.replace("_", "-")  # of a name, `args.max_restarts`
     arguments = target.words[target.start :]
     for word in itertools.takewhile("--".__ne__, arguments):
@@ -75,9 +77,12 @@ def misplaced_options(target: Target) -> list[str]:
         option = given.replace("_", "-")
         name = option.removeprefix("--")
         is_mentioned = name in text
-        if option in _WRAPPERS_ALONE and not is_mentioned:
-            found.append(given)
-    return found
+        is_known = option in _WRAPPERS_ALONE + _OFTEN_OF_SCRIPTS
+        if is_known and not is_mentioned:
+            found[option] = given
+    if found.keys().isdisjoint(_WRAPPERS_ALONE):
+        return []
+    return list(found.values())
 
 
 def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:
