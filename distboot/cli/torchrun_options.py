@@ -49,7 +49,12 @@ _NAMES = (
 _COUNT = pattern(r"([1-9]\d{0,6})(?::(\d+))?", re.ASCII)
 # torch.distributed.elastic: 0 to 3 for all ranks, or by rank
 _STREAMS = pattern(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", re.ASCII)
-_ONE_LINE_EACH = "see --log-dir, which keeps the output on the console, too"
+_STREAMS_KEPT = "leave it out; --log-dir DIR keeps the output, which also stays on the console"
+_RANKS = "here it is --nproc-per-node N, the ranks of each node"
+_ON_EACH_HOST = (
+    "start this command on each host, with --nnodes N --node-rank K --master-addr HOST; "
+    "or let mpirun or srun start it there"
+)
 _WITHOUT = "leave it out: it has no counterpart here"
 _FILTER = "leave it out, and search in the files of --log-dir"
 # What to do about an option that is not one of `run`
@@ -62,8 +67,8 @@ HINTS = {
     "--role": _WITHOUT,
     "--run-path": "leave it out: a script is run in a process of its own",
     "--nprocs": "--nproc-per-node N",
-    "--redirects": _ONE_LINE_EACH,
-    "-r": _ONE_LINE_EACH,
+    "--redirects": _STREAMS_KEPT,
+    "-r": _STREAMS_KEPT,
     "--local-ranks-filter": _FILTER,
     "--duplicate-stdout-filters": _FILTER,
     "--duplicate-stderr-filters": _FILTER,
@@ -79,17 +84,28 @@ HINTS = {
     "-n": "--nproc-per-node N, the number on each node",
     "-np": "--nproc-per-node N, the number on each node",
     "--np": "--nproc-per-node N, the number on each node",
+    "-x": "export the variable before this command: ranks of this node have it; see --share-env",
+    "-H": _ON_EACH_HOST,
+    "--host": _ON_EACH_HOST,
+    # deepspeed, and mpirun
+    "--hostfile": _ON_EACH_HOST,
+    "--num-gpus": f"an option of deepspeed; {_RANKS}",
+    "--num-nodes": "an option of deepspeed; here it is --nnodes N",
+    "--include": f"an option of deepspeed: {_ON_EACH_HOST}",
+    "--exclude": f"an option of deepspeed: {_ON_EACH_HOST}",
     # accelerate launch
-    "--num-processes": "of accelerate; see --nproc-per-node N, the number on each node",
-    "--num-machines": "of accelerate; see --nnodes N",
-    "--machine-rank": "of accelerate; see --node-rank N",
-    "--main-process-ip": "of accelerate; see --master-addr HOST",
-    "--main-process-port": "of accelerate; see --master-port PORT",
-    "--multi-gpu": "of accelerate; see --nproc-per-node gpu",
-    "--mixed-precision": "of accelerate: export ACCELERATE_MIXED_PRECISION, or Accelerator(…)",
-    "--config-file": "of accelerate: give its values as options of this command",
-    "--use-deepspeed": "of accelerate: export ACCELERATE_USE_DEEPSPEED=true",
-    "--use-fsdp": "of accelerate: export ACCELERATE_USE_FSDP=true",
+    "--num-processes": f"an option of accelerate; {_RANKS}",
+    "--num-machines": "an option of accelerate; here it is --nnodes N",
+    "--machine-rank": "an option of accelerate; here it is --node-rank N",
+    "--main-process-ip": "an option of accelerate; here it is --master-addr HOST",
+    "--main-process-port": "an option of accelerate; here it is --master-port PORT",
+    "--multi-gpu": "an option of accelerate; here it is --nproc-per-node gpu",
+    "--mixed-precision": (
+        "an option of accelerate: export ACCELERATE_MIXED_PRECISION, or Accelerator(…)"
+    ),
+    "--config-file": "an option of accelerate: give its values as options of this command",
+    "--use-deepspeed": "an option of accelerate: export ACCELERATE_USE_DEEPSPEED=true",
+    "--use-fsdp": "an option of accelerate: export ACCELERATE_USE_FSDP=true",
 }
 
 
@@ -233,7 +249,7 @@ def _counting(options: SimpleNamespace) -> list[str]:
 
 
 def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
-    """Explain an error of detection where options count the nodes or name node 0, without numbers."""
+    """Explain an error of detection where options count the nodes, or name node 0, only."""
     if error.code != "not-alone":
         return
     wanted = _count(options)
