@@ -74,6 +74,14 @@ def secret(given: Given) -> str:
 def absolute_path(given: Given) -> str:
     """The absolute path of a file: a script may change its directory."""
     path = str(given.value)
+    # A folder that is there is refused where it is opened
+    is_new_folder = path.endswith(os.sep) and not os.path.isdir(path)
+    if is_new_folder:
+        raise DistbootError(
+            given.code,
+            f"{given.text} is the name of a folder, and that of a file is needed",
+            "add the name of the file",
+        )
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:
@@ -167,8 +175,10 @@ def switch(given: Given) -> bool:
 
 
 def failure_detection(given: Given) -> bool:
-    """A switch; some look here for the time that a rank may be silent."""
-    more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
+    """A switch; a number may be meant as the time that a rank may be silent."""
+    more = ""
+    if str(given.value)[:1].isdigit():
+        more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
     _refuse_unless_in(given, ("0", "1"), more)
     return given.value == "1"
 

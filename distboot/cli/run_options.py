@@ -44,8 +44,23 @@ def _text(is_valid: Callable[[str], object], problem: str) -> Callable[[str], st
     return check
 
 
-def _is_option_name(text: str) -> bool:
-    return _OPTION_NAME.fullmatch(text) is not None
+def _option_name(text: str) -> str:
+    """The value of --pass-local-rank."""
+    if _OPTION_NAME.fullmatch(text):
+        return text
+    shown = short_repr(text)
+    dashed = f"--{text}"
+    if _OPTION_NAME.fullmatch(dashed):
+        raise DistbootError(
+            "usage",
+            f"--pass-local-rank={shown} does not begin with '--'",
+            f"--pass-local-rank={dashed}",
+        )
+    raise DistbootError(
+        "usage",
+        f"--pass-local-rank: {shown} is not a valid name of an option",
+        f"--pass-local-rank={LOCAL_RANK}",
+    )
 
 
 def _framework(text: str) -> str:
@@ -97,7 +112,7 @@ _MORE: dict[str, dict[str, Any]] = {
     **torchrun_options.MORE,
     "--framework": {"type": _framework, "default": "torch"},
     "--pass-local-rank": {
-        "type": _text(_is_option_name, "{} is not a valid name of an option, as --local_rank is"),
+        "type": _option_name,
         "nargs": "?",
         "const": LOCAL_RANK,
     },
@@ -219,7 +234,10 @@ def _parsed(
     log_format = _value_of("--log-format", own)
     if log_format == "json":
         environ["DISTBOOT_LOG_FORMAT"] = log_format
-    return parser.parse_args(own, SimpleNamespace()), target
+    options = parser.parse_args(own, SimpleNamespace())
+    if options.report is not None:
+        settings.value_of("DISTBOOT_REPORT", environ, options.report)
+    return options, target
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
@@ -237,13 +255,20 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def _refuse_with_exec(options: SimpleNamespace) -> None:
-    parser = run_parser()
+    given = [option for name, option in _NOT_WITH_EXEC.items() if getattr(options, name)]
     if options.framework in _NEED_WRAPPER:
         holds = f"--framework {options.framework}, for which the wrapper holds a port,"
-        parser.error(f"{holds} {_WITH_EXEC}")
-    for name, option in _NOT_WITH_EXEC.items():
-        if getattr(options, name):
-            parser.error(f"{option} {_WITH_EXEC}")
+        given.insert(0, holds)
+    if given:
+        raise _not_with_exec(given[0])
+
+
+def _not_with_exec(option: str) -> DistbootError:
+    return DistbootError(
+        "usage",
+        f"{option} {_WITH_EXEC}",
+        "leave one of them out",
+    )
 
 
 def complete(
@@ -283,11 +308,7 @@ def _restarts_of(options: SimpleNamespace, environ: Mapping[str, str]) -> settin
         return found
     restarts = "--max-restarts (or DISTBOOT_MAX_RESTARTS)"
     if options.exec:
-        raise DistbootError(
-            "usage",
-            f"{restarts} {_WITH_EXEC}",
-            "leave one of them out",
-        )
+        raise _not_with_exec(restarts)
     if options.framework == "mpi":
         why = "its launcher lets each of its processes call MPI_Init once"
         problem = f"{restarts} cannot be used with MPI: {why}"

@@ -188,6 +188,12 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         ("run --log-dir", "usage", ""),
         ("run --log-prefix=1 -- true", "usage", ""),
         ("run --report job.json --exec -- true", "usage", "--report cannot be used with --exec"),
+        (
+            "run --exec --report r -- true",
+            "usage",
+            "by the command\ndistboot: hint: leave one of them out\n",
+        ),
+        ("run --report r/ -- true", "usage", "--report='r/' is the name of a folder, and that of "),
         ("run --report= -- true", "usage", "argument --report: the name of a file is needed"),
         ("run --exec --grace 3 -- true", "usage", "--grace cannot be used with --exec"),
         ("run --exec --log-prefix -- true", "usage", "--log-prefix cannot be used with --exec"),
@@ -212,6 +218,19 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             "'pandas' is not a valid framework: they are torch, deepspeed, ",
         ),
         ("run --pass-local-rank=3 -- true", "usage", "'3' is not a valid name of an option"),
+        (
+            "run --pass-local-rank=gpu -- true",
+            "usage",
+            "='gpu' does not begin with '--'\ndistboot: hint: --pass-local-rank=--gpu\n",
+        ),
+        ("--num_gpus 2 train.py", "usage", "an option of deepspeed; here it is --nproc-per-node N"),
+        ("--hostfile h train.py", "usage", "hint: start this command on each host, with --nnodes"),
+        ("-x FOO train.py", "usage", "hint: export the variable before this command: ranks of"),
+        (
+            "--num_processes 2 train.py",
+            "usage",
+            "hint: an option of accelerate; here it is --nproc-per-node N, the ranks of each node",
+        ),
         (
             "run --pass-local-rank -- torchrun",
             "usage",

@@ -186,6 +186,12 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         SEVERAL,
     ),
     "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
+    "failure_detection_word": (RUN, {**OPENMPI, "DISTBOOT_FAILURE_DETECTION": "false"}),
+    "failure_detection_number": (RUN, {**OPENMPI, "DISTBOOT_FAILURE_DETECTION": "30"}),
+    "files_that_are_folders": (
+        RUN,
+        {**OPENMPI, "DISTBOOT_REPORT": "r/", "DISTBOOT_METRICS": "/tmp/m/"},
+    ),
     "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
     "log_malformed": (RUN, {**OPENMPI, "DISTBOOT_LOG_FORMAT": "xml"}),
     "no_such_script": (("train.py",), {}),
