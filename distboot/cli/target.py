@@ -230,8 +230,11 @@ def _no_script(script: str) -> DistbootError:
         return DistbootError("command-not-found", problem, hint)
     hint = "check the path"
     if not script.endswith(".py"):
+        from .meant_target import meant_by_script  # here and below, as most are there
+
         meant = did_you_mean(script, COMMANDS)
-        hint = f"{meant}{hint}; {_after_dashes(script)}"
+        command = f"{meant}{hint}; {_after_dashes(script)}"
+        hint = meant_by_script(script) or command
     return DistbootError("command-not-found", problem, hint)
 
 
@@ -272,11 +275,16 @@ def _missing_module(name: str) -> DistbootError | None:
     what = f"there is no module {short_repr(name)}"
     if missing != name:
         what = f"{what}: {short_repr(missing)} is missing"
-    hint = f"check the spelling and PYTHONPATH, or install it for {sys.executable}"
+    from .meant_target import meant_by_module
+
+    path = "PYTHONPATH"
+    if "." not in missing:
+        path = f"PYTHONPATH (it is not in {_working_directory()} either)"
+    check = f"check the spelling and {path}, or install it for {sys.executable}"
     return DistbootError(
         "command-not-found",
         what,
-        hint,
+        meant_by_module(name) or check,
     )
 
 

@@ -28,6 +28,37 @@ def test_missing_module_is_named(distboot: Run, module: str, missing: str) -> No
     assert result.returncode == 127
 
 
+def test_missing_package_is_looked_for_here(distboot: Run, tmp_path: Path) -> None:
+    hint = f"hint: check the spelling and PYTHONPATH (it is not in '{tmp_path}' either), or install"
+    assert hint in distboot("-m", "no.such.module").stderr
+    assert "either" not in distboot("-m", "json.nope").stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["pack.inner.train"], "-m pack.inner.train"),
+        (["pack.inner"], "-m pack.inner"),
+        (["pack/inner/train"], "pack/inner/train.py"),
+        (["-m", "pack/inner/train.py"], "pack/inner/train.py"),
+        (["-m", "train.py"], "train.py"),
+        (["train"], "train.py"),
+    ],
+    ids=" ".join,
+)
+def test_script_and_module_may_be_meant(
+    distboot: Run, tmp_path: Path, typed: list[str], meant: str
+) -> None:
+    inner = tmp_path / "pack" / "inner"
+    inner.mkdir(parents=True)
+    for script in (inner / "train.py", inner / "__main__.py", tmp_path / "train.py"):
+        script.write_text("print('trained')")
+    result = distboot(*typed)
+    assert f"distboot: hint: did you mean {meant}?" in result.stderr
+    assert (result.returncode, result.stdout) == (127, "")
+    assert distboot(*meant.split()).stdout == "trained\n"
+
+
 def test_modules_that_exist_run(distboot: Run, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     (package / "inner").mkdir(parents=True)
