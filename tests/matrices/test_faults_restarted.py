@@ -35,7 +35,8 @@ ENDS_A_RANK = (
     *("rank-0", "stop", "hog-survivor", "two", "full"),
 )
 UNDER_EACH = ("sigkill", "rank-0")
-WITH_DDP = ("sigkill",)  # DistributedDataParallel takes twice as long to start
+# DistributedDataParallel takes twice as long to start
+WITH_DDP = {("rank-0", "plain"), *(("sigkill", launcher) for launcher in LAUNCHERS)}
 _index = itertools.count()
 _LIMIT = 90  # seconds for a training to end
 _ENV = {"DISTBOOT_MAX_RESTARTS": "2", "DISTBOOT_SECRET": "of the job"}
@@ -91,7 +92,7 @@ def test_training_goes_on(
     require(launcher, request, fault.missing)
     index = next(_index)
     env = {**_ENV, **fault.env}
-    if name in WITH_DDP:
+    if (name, launcher) in WITH_DDP:
         env["FAULTS_DDP"] = "1"
     with job(hosts, hosts.shared / f"restarted-{index}", "restarts", launcher) as one:
         fault.before(hosts)
