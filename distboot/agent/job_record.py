@@ -107,6 +107,8 @@ class JobRecord:
             earlier = restarts.rounds
             before = restarts.spent or before
             restarts.spent = before.with_round(round_, now)
+        if self._facts.is_followed:  # if not, after all, what prevents the next round decides
+            exit_code = None
         summary = summary_line(*known, exit_code, rounds=earlier)
         goodput = goodput_line(before.with_round(round_, now))
         self.unsaid = list(filter(None, (summary, goodput)))

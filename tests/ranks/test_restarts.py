@@ -175,7 +175,7 @@ _STOPPED = (
     f"rank 0 on {os.uname().nodename}: stopped by an external SIGTERM before all ranks had joined"
 )
 
-_SUMMARY = ": exit code 3; exit codes: 3 (job), 143 (rank 0), 3 (rank 1)\n"  # of round 0
+_SUMMARY = ": exit code 3; exit codes: 143 (rank 0), 3 (rank 1)\n"  # of round 0
 
 
 def between_rounds(start: Start, **env: str) -> Job:
