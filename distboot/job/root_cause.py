@@ -60,7 +60,7 @@ _TIMEOUT = pattern(
 )
 # See `KeyTexts.ranks_missing` and `not_opened`
 _WAITED_AT = pattern(
-    r"(barrier\(\)|(?:local_)?main_first\(\)): .* (?:arrived|its block) within (\d+(?:\.\d+)?) s"
+    r"(barrier\(\)|(?:local_)?main_first\(\)): .* (?:arrived|its block) within (\d[\d.e+]*) s"
 )
 # What a description of a wait can do without; the first goes first
 LEAST_MISSED_OF_WAIT = (

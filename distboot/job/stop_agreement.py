@@ -150,7 +150,7 @@ class StopService(Service):
             RequestStop: self._requested,
             Reads: self._counted,
             Terminating: self._terminating,
-            Failing: lambda member, _message, _now: self._agreement.fail(member.rank),
+            Failing: self._failing,
         }
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
@@ -184,6 +184,9 @@ class StopService(Service):
 
     def _counted(self, member: RankState, message: Reads, _now: float) -> None:
         self._agreement.count(member.rank, message.count)
+
+    def _failing(self, member: RankState, _message: Failing, _now: float) -> None:
+        self._agreement.fail(member.rank)
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
         if message.signal == INTERRUPT and not message.of_wrapper:
