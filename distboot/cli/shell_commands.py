@@ -51,17 +51,31 @@ _TESTS = ("[", "[[", "test")
 _END = pattern(r"(?:exit|return|exec\0[^\0])", re.DOTALL)
 # Such a command after which the job goes on. Others only return from a function, or end the job.
 _LEAVES_OTHERS = pattern(r"exit(?!\0[1-9])|exec\0[^\0]|sleep\0inf", re.DOTALL)
-# In names of variables that differ among the ranks: RANK, SLURM_PROCID, JOB_COMPLETION_INDEX, …
+# In names of variables that differ among the ranks: RANK, SLURM_PROCID, JOB_COMPLETION_INDEX, …,
+# but not in RANKING_DATA, NUM_RANKS or POD_NAMESPACE
 _OF_RANK = pattern(
-    "rank|procid|localid|hostname|(?:completion|node|pod|replica|task|worker)_?(?:id|index)",
+    "(?:rank(?:_?id)?|procid|localid|hostname|current_host|node_?name|app_pe|pod_name"
+    "|(?:completion|node|pod|replica|task|worker|process|role|array|local|pmi)_?(?:id|index)"
+    ")(?![a-z])",
     re.IGNORECASE,
 )
+# The variables that a command reads, and those in a number that is computed
+_READ = pattern(r"(?:\$\{?[#!]?|\bprintenv )([A-Za-z_]\w*)")
+_COMPUTED = pattern(r"\$\(\(([^()]*)")
+_OPERAND = pattern(r"[A-Za-z_]\w*")
+# A command that prints the host's name, also in $(…) or `…`. `uname` alone prints the system's.
+_PRINTS_HOST = pattern(
+    r"(?:\A|\$\(|`)[ \t]*(?:[\w./-]*/)?"
+    r"(?:hostname(?![\w.-])|uname[ \t]+(?:-\w*[an]|--(?:all|nodename)))"
+)
+# A variable whose value begins with that of another, or with what a command prints
+_ASSIGNMENT = pattern(r"(?<![\w$-])([A-Za-z_]\w*)=(\"?(?:\$\(+[^()\n]*|`[^`\n]*|\$[^\s;&|()/]*))")
 
 
 def commands_in(text: str) -> list[list[str]]:
     """The words, without quotes, of each command that a shell script runs in any case."""
     found = []
-    place = _Place()
+    place = _Place(_variables_of_rank(text[:LOOKED_AT]))
     for operator, words in _split(text):
         place.move(operator, words)
         joined = "\0".join(_without_keywords(words))
@@ -85,9 +99,11 @@ def all_commands_in(text: str) -> list[list[str]]:
 class _Place:
     """Where a command of a script is: whether it is run in any case, and below which guard."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_rank: set[str]) -> None:
+        self._of_rank = of_rank  # the script's own variables that differ among the ranks
         self._depth = 0  # of what is run only if something holds, or is called
         self._brackets = 0  # that are open
+        self._is_computed = False  # whether they are `((`, whose words are operands
         self._is_condition = False  # of the outermost `if` or `while`, which is run in any case
         self._is_tested = False  # whether the chain of && and || depends on a test
         self._is_skipped = False  # whether the pipe is not run in any case, as the chain has it
@@ -116,15 +132,24 @@ class _Place:
             words[-1] == "]]",
             operator.endswith("(("),
         )
+        is_computed = any((self._is_computed, operator.endswith("((")))
+        self._is_computed = all((is_computed, self._brackets))
         joint = "&&"  # what is opened belongs to the chain around it
         if any((was_outside, self._depth + self._brackets == 0)):
             joint = next(filter(operator.__contains__, _JOINTS), "")
         self._follow_chain(joint, is_test=any(tests))
         self._open(keywords, command, is_outside=was_outside)
         has_condition = not first.isdisjoint(_HAS_CONDITION)
-        decides = any((*tests, has_condition, self._depth == 0))
-        if decides and _OF_RANK.search(" ".join(words)) is not None:
+        decides = any((*tests, has_condition, self._is_condition, self._depth == 0))
+        if decides and self._reads_rank(command):
             self._names_rank = True
+
+    def _reads_rank(self, command: list[str]) -> bool:
+        """Whether the command reads what differs among the ranks."""
+        text = " ".join(command)
+        if self._is_computed:
+            text = f"$(({text}"
+        return _differs(text, self._of_rank)
 
     def _follow_chain(self, joint: str, *, is_test: bool) -> None:
         """Note on what the command depends, of a chain of && and ||."""
@@ -167,6 +192,25 @@ def _split(text: str) -> list[tuple[str, list[str]]]:
             operator += part["end"]
             words = []
     return found
+
+
+def _variables_of_rank(text: str) -> set[str]:
+    """The variables that a script sets from what differs among the ranks: me=$(hostname)."""
+    found: set[str] = set()
+    for name, value in _ASSIGNMENT.findall(text):
+        if _differs(value, found):
+            found.add(name)
+    return found
+
+
+def _differs(text: str, of_rank: set[str]) -> bool:
+    """Whether a text reads a variable that differs among the ranks, or the host's name."""
+    computed = " ".join(_COMPUTED.findall(text))
+    names = {*_READ.findall(text), *_OPERAND.findall(computed)}
+    is_known = not names.isdisjoint(of_rank)
+    is_of_rank = _OF_RANK.search(" ".join(names)) is not None
+    prints_host = _PRINTS_HOST.search(text) is not None
+    return any((is_known, is_of_rank, prints_host))
 
 
 def _without_keywords(words: list[str]) -> list[str]:
