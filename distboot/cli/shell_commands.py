@@ -48,9 +48,19 @@ _NEW_CHAIN = ("&", ";", "\n")
 _NAME = pattern(r"(?!(?:!|\{|do|elif|else|for|if|then|until|while)\Z)[^\0]*\Z")
 _TESTS = ("[", "[[", "test")
 # A command after which the shell runs no other one; `exec >log` is none
-_END = pattern(r"(?:exit|return|exec\0[^\0])", re.DOTALL)
+_END = pattern(r"(?:exit|return)(?:\0|\Z)|exec\0[^\0]", re.DOTALL)
+# An hour or more: a rank that waits so long takes no further part in the job
+_LONG = (
+    r"inf|(?:3[6-9][0-9]{2}|[4-9][0-9]{3}|[0-9]{5,})s?\Z"
+    r"|(?:[6-9][0-9]|[0-9]{3,})m|[1-9][0-9.]*[hd]"
+)
 # Such a command after which the job goes on. Others only return from a function, or end the job.
-_LEAVES_OTHERS = pattern(r"exit(?!\0[1-9])|exec\0[^\0]|sleep\0inf", re.DOTALL)
+_LEAVES_OTHERS = pattern(
+    r"exit(?:\0(?![1-9])|\Z)|exec\0[^\0]"
+    rf"|sleep\0(?:{_LONG})|tail\0-[fF]\0/dev/null"
+    r"|(?:[^\0]*/)?sshd\0(?:[^\0]*\0)*?-[46deiqt]*D",
+    re.DOTALL,
+)
 # In names of variables that differ among the ranks: RANK, SLURM_PROCID, JOB_COMPLETION_INDEX, …,
 # but not in RANKING_DATA, NUM_RANKS or POD_NAMESPACE
 _OF_RANK = pattern(
