@@ -3,6 +3,26 @@
 Only these count, as a warning about a command that is not run would be wrong. The commands of a
 function, and of a script that this one starts, do not count. Nor does what follows a guard that
 lets only some ranks go on: `[ "$RANK" = 0 ] || exit 0`.
+
+The text is split into commands, each with the operator before it, and `_Place` goes through them
+in order. It holds where the current command is:
+
+- `_depth` counts the open `if`, `case`, loops and function bodies. What is in one may not be run,
+  except the condition of the outermost `if` or `while` (`_is_condition`).
+- `_brackets` counts the open brackets: a subshell, an array, or `((`, whose words are operands
+  (`_is_computed`). An `exit` in a subshell does not end the script.
+- `_is_tested` and `_is_skipped` are about a chain of `&&` and `||` outside of these. What follows
+  `||` may not be run, nor does what follows a test and `&&`. `cd x && torchrun` counts, as `cd`
+  is expected to succeed.
+- `_names_rank` is set when a command that may decide on the next ones reads a value that differs
+  among the ranks. It is kept to the end of the chain, or to the closing `fi`. If the shell can end
+  before that, or wait for long, other ranks may not go on: nothing after it counts.
+
+`move` follows the order of the text. `_follow_chain` comes first, as the operator is before the
+command: it belongs to the place outside of what this command opens, so that the `if` of
+`a && if b; then` continues the chain of `a`. Then `_open` notes what the command opens or closes
+for those behind it. `_names_rank` is last: a new chain clears it, and `_open` has to note first
+whether the command is in the condition of an `if`, which decides on all in that `if`.
 """
 
 from __future__ import annotations
