@@ -103,7 +103,7 @@ def _placement(
         nested = nested_launcher(target_of(given), environ)
         is_told_of_nodes = nested is not None and nested.is_told_of_nodes
         if not is_told_of_nodes:
-            raise
+            raise torchrun_options.explained(options, error) from None
         # The launcher numbers the ranks, and this process is none
         return detect_here(environ, launcher=OFF)
     if not placement.has_launcher:

@@ -217,16 +217,33 @@ def refuse_different(options: SimpleNamespace, placement: Placement) -> None:
     nodes = f"--nnodes {wanted}"
     if options.standalone:
         nodes = "--standalone is for one node"
-    leave_out = " and ".join(_counting(options))
-    remedy = f"leave {leave_out} out"
+    raise DistbootError(
+        "usage",
+        f"{nodes}, but {_numbered(placement)}",
+        _other_count(options, placement),
+    )
+
+
+def _numbered(placement: Placement) -> str:
+    """`"slurm started 2 processes"`, or `"2 nodes are numbered (NUM_NODES)"`."""
+    count = placement.world_size
+    if placement.launcher == _NODES:  # variables that a person or a platform has set
+        source = placement.sources["world_size"]
+        return f"{count} nodes are numbered ({source})"
+    return f"{placement.launcher} started {count} processes"
+
+
+def _other_count(options: SimpleNamespace, placement: Placement) -> str:
+    """The remedy where another number of nodes was given than that of the placement."""
     is_node = placement.num_nodes == placement.world_size
     if not is_node:
         remedy = without_counts(options, placement)
-    raise DistbootError(
-        "usage",
-        f"{nodes}, but {placement.launcher} started {placement.world_size} processes",
-        f"{remedy}; or start the command once on each node",
-    )
+        return f"{remedy}; or start the command once on each node"
+    leave_out = " and ".join(_counting(options))
+    remedy = f"leave {leave_out} out"
+    if options.standalone:
+        return remedy
+    return f"{remedy}, or give --nnodes {placement.world_size}"
 
 
 def without_counts(options: SimpleNamespace, placement: Placement) -> str:
@@ -249,16 +266,36 @@ def _counting(options: SimpleNamespace) -> list[str]:
 
 
 def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
-    """Explain an error of detection where options count the nodes, or name node 0, only."""
-    if error.code != "not-alone":
-        return
+    """Explain an error of detection where the nodes were counted, and not numbered."""
     wanted = _count(options)
-    if wanted not in (None, 1):
+    if wanted not in (None, 1) and error.code == "not-alone":
         raise _unnumbered(wanted) from None
-    hint = _how_to_number(options)
+
+
+def explained(options: SimpleNamespace, error: DistbootError) -> DistbootError:
+    """An error of detection, with the user's own options in its remedy."""
+    if error.code != "not-alone":
+        return error
+    if _count(options) == 1:
+        hint = _how_to_be_alone(options, error)
+    else:
+        hint = _how_to_number(options)
     if not hint:
         hint = error.hint.replace(PER_NODE, _per_node(options) or PER_NODE)
-    raise DistbootError(error.code, error.message, hint).of(error.who) from None
+        # The shell has no such variable where an option has set it
+        hint = hint.replace("$MASTER_ADDR", options.master_addr or "$MASTER_ADDR")
+    return DistbootError(error.code, error.message, hint).of(error.who)
+
+
+def _how_to_be_alone(options: SimpleNamespace, error: DistbootError) -> str:
+    """What to do on the only node, where MASTER_ADDR alone names another host; else empty."""
+    _, *found = error.message.split("\n  ")
+    is_by_address = len(found) == 1 and found[0].startswith("MASTER_ADDR=")
+    if not is_by_address:
+        return ""
+    if options.master_addr is not None:
+        return "leave --master-addr out"
+    return "clear MASTER_ADDR"
 
 
 def _per_node(options: SimpleNamespace) -> str:

@@ -5,6 +5,7 @@ many ranks as this machine bears.
 """
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -166,9 +167,10 @@ NUMBERINGS = [
     (NUMBERED, "--nnodes 2", "1 of 2 nodes", 75),
     ({**NUMBERED, "WORLD_SIZE": "16"}, "--nnodes 2", "1 of 2 nodes", 75),
     ({**NUMBERED, "NUM_NODES": "2"}, "--launcher nodes", "1 of 2 nodes", 75),
-    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "but nodes started 2 processes", 2),
-    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "but nodes started 2 processes", 2),
-    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "leave --nnodes out; or start the command", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "but 2 nodes are numbered (NUM", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--standalone", "leave --standalone out\n", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 1", "1, but 2 nodes are numbered (NUM_NODES)", 2),
+    ({**NUMBERED, "NUM_NODES": "2"}, "--nnodes 3", "leave --nnodes out, or give --nnodes 2\n", 2),
     ({}, "--rdzv-endpoint 192.0.2.7:1", "--rdzv-endpoint 192.0.2.7:1 --nproc-per-node 1 …", 78),
     (
         {"DISTBOOT_JOIN_TIMEOUT": "1"},
@@ -182,6 +184,22 @@ NUMBERINGS = [
     ({"MASTER_ADDR": "192.0.2.7", "WORLD_SIZE": "2"}, "--standalone", "RANK is missing", 78),
     ({"MASTER_ADDR": "192.0.2.7"}, "--standalone", "not an address of this host", 78),
     ({}, "--nnodes 1 --master-addr 192.0.2.7", "not an address of this host", 78),
+    ({}, "--nnodes 1 --master-addr 192.0.2.7", "\ndistboot: hint: leave --master-addr out\n", 78),
+    ({}, "--standalone --master-addr 192.0.2.7", "hint: leave --master-addr out\n", 78),
+    ({"MASTER_ADDR": "192.0.2.7"}, "--standalone", "\ndistboot: hint: clear MASTER_ADDR\n", 78),
+    (
+        {"MASTER_ADDR": "192.0.2.7"},
+        "--nnodes 1 --rdzv-endpoint u:secret@h:1",
+        "\ndistboot: hint: clear MASTER_ADDR\n",
+        78,
+    ),
+    (
+        {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"},
+        "--standalone --master-addr 192.0.2.7",
+        "NUM_NODES=$ACME_NUM_NODES MASTER_ADDR=192.0.2.7 ",
+        78,
+    ),
+    ({}, "--rdzv-endpoint u:secret@h:1", "--rdzv-endpoint: '***@h:1' has a user name", 2),
 ]
 
 
@@ -193,7 +211,30 @@ def test_options_and_environment_are_never_mixed(
     command = [sys.executable, "-m", "distboot", *options.split(), "--nproc-per-node=1"]
     done = run(*command, "train.py", train=TRAIN, env={"MASTER_PORT": str(port), **environ})
     assert said in done.stderr
+    assert "secret" not in done.stderr
     assert (done.returncode, done.stdout) == (code, "")
+
+
+# What shows other nodes, and the options
+SHOWN = [
+    ({"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"}, ""),
+    ({"MASTER_ADDR": "192.0.2.7"}, ""),
+    ({}, "--master-addr 192.0.2.7"),
+]
+
+
+@pytest.mark.parametrize(("environ", "options"), SHOWN)
+def test_command_may_number_the_nodes(
+    distboot: Run, tmp_path: Path, environ: dict[str, str], options: str
+) -> None:
+    torchrun = tmp_path / "bin" / "torchrun"  # not here, where it would be read as a shell script
+    torchrun.parent.mkdir()
+    torchrun.write_text('#!/bin/sh\necho "started $*"\n')
+    torchrun.chmod(0o700)
+    path = f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}"
+    words = f"run {options} -- torchrun --nnodes 2 --node_rank 1 train.py".split()
+    done = distboot(*words, env={**environ, "PATH": path})
+    assert (done.returncode, done.stdout) == (0, "started --nnodes 2 --node_rank 1 train.py\n")
 
 
 def test_address_of_the_option_replaces_another_one(distboot: Run) -> None:
