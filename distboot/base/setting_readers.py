@@ -79,7 +79,7 @@ def absolute_path(given: Given) -> str:
     if is_new_folder:
         raise DistbootError(
             given.code,
-            f"{given.text} is the name of a folder, and that of a file is needed",
+            f"{given.text} is a folder, not a file",
             "add the name of the file",
         )
     try:

@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         # --help follows in any case; it is near to any short option
         names = self._option_string_actions.keys() - {"--help"}
         meant = meant_by(option, names)
-        if meant:
-            return f"{meant}{self.prog} --help"
-        hint = after_script(option, self._target, self.prog)
-        return escape_control(hint)
+        what_to_do = after_script(option, self._target, self.prog)
+        if meant and not what_to_do:
+            what_to_do = f"{self.prog} --help"
+        return escape_control(f"{meant}{what_to_do}")

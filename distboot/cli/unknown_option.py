@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from itertools import filterfalse
 from operator import methodcaller
@@ -10,27 +11,32 @@ from ..base.patterns import pattern
 from ..base.text import did_you_mean
 
 _SIMILARITY = 0.8  # difflib's ratio: --epochs is not --report
-# Before it may be the value of an unknown option, and a URL there may have a password
-_SCRIPT = pattern(r"(?<!\S)(-m [^ ]+|[^ @]+\.py)(?!\S)")
+# The words are between \0. Before it may be the value of an unknown option, and a URL there may have
+# a password.
+_SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0@]+|[^\0@]+\.py)(?![^\0])")
 
 
 def meant_by(option: str, names: Iterable[str]) -> str:
     """The beginning of a hint with the option that is spelled nearly so; empty: there is none."""
     if not option.startswith("--"):
         return ""
+    option = option.replace("_", "-")
     in_order = sorted(names)
-    longer = filter(methodcaller("startswith", f"{option}-"), in_order)
+    longer = [
+        *filter(methodcaller("startswith", f"{option}-"), in_order),
+        *filter(methodcaller("endswith", option[1:]), in_order),
+    ]
     # The script's --report-to is not --report
     others = filterfalse(lambda name: option.startswith(f"{name}-"), in_order)
     return did_you_mean(option, others, longer, similarity=_SIMILARITY)
 
 
 def after_script(option: str, target: Sequence[str], program: str) -> str:
-    """The hint for an option of the script; empty: no script follows."""
+    """The hint for what may be an option of the script; empty: no script follows."""
     if not target:
         return ""
     script = "script.py"
-    found = _SCRIPT.search(" ".join(target))
+    found = _SCRIPT.search("\0".join(target))
     if found is not None:
-        script = found[0]
-    return f"options of the script come after it: {program} … {script} {option} …"
+        script = shlex.join(found[0].split("\0"))
+    return f"if it is an option of the script, it comes after it: {program} … {script} {option} …"

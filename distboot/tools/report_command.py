@@ -22,7 +22,7 @@ from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
 from .input_files import opened
 
-_HINT = "name the journal: --report job.jsonl writes it, and --report job.html beside job.html"
+_HINT = "name the journal: job.jsonl, which --report job.jsonl or --report job.html writes"
 # What the details of a damaged event lead to
 _DAMAGED = (
     ArithmeticError,

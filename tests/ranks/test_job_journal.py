@@ -69,6 +69,12 @@ def test_report_in_place_of_its_journal_is_told(distboot: Run) -> None:
     assert "did you mean 'job.jsonl'?" in done.stderr
 
 
+def test_report_without_journal_says_what_writes_one(distboot: Run) -> None:
+    done = distboot("report", "nope.jsonl")
+    hint = "name the journal: job.jsonl, which --report job.jsonl or --report job.html writes"
+    assert done.stderr.endswith(f"\ndistboot: hint: {hint}\n")
+
+
 def test_journal_alone_where_the_report_is_one(distboot: Run, tmp_path: Path) -> None:
     distboot(*TWO, "--report", "job.jsonl", "train.py", train=FAILS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.jsonl", "train.py"]

@@ -1,5 +1,6 @@
 """What a person types or sets with no effect, or wrong: it is named, once, and the process ends or goes on."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,9 @@ def test_missing_package_is_looked_for_here(distboot: Run, tmp_path: Path) -> No
         (["-m", "pack/inner/train.py"], "pack/inner/train.py"),
         (["-m", "train.py"], "train.py"),
         (["train"], "train.py"),
+        (["my job"], "'my job.py'"),
+        (["my pack.inner"], "-m 'my pack.inner'"),
+        (["-m", "my job.py"], "'my job.py'"),
     ],
     ids=" ".join,
 )
@@ -51,12 +55,25 @@ def test_script_and_module_may_be_meant(
 ) -> None:
     inner = tmp_path / "pack" / "inner"
     inner.mkdir(parents=True)
-    for script in (inner / "train.py", inner / "__main__.py", tmp_path / "train.py"):
+    (tmp_path / "my pack").mkdir()
+    scripts = (
+        inner / "train.py",
+        inner / "__main__.py",
+        tmp_path / "train.py",
+        tmp_path / "my job.py",
+        tmp_path / "my pack" / "inner.py",
+    )
+    for script in scripts:
         script.write_text("print('trained')")
     result = distboot(*typed)
     assert f"distboot: hint: did you mean {meant}?" in result.stderr
     assert (result.returncode, result.stdout) == (127, "")
-    assert distboot(*meant.split()).stdout == "trained\n"
+    assert distboot(*shlex.split(meant)).stdout == "trained\n"
+
+
+def test_hint_quotes_the_name_of_the_script(distboot: Run) -> None:
+    result = distboot("--epochs", "3", "a b.py")
+    assert result.stderr.endswith("python -m distboot run … 'a b.py' --epochs …\n")
 
 
 def test_modules_that_exist_run(distboot: Run, tmp_path: Path) -> None:
