@@ -318,7 +318,8 @@ class EnvReader:
             host, source = self.own_address
             self._record("master_addr", host, source)
         elif platform is not None:
-            self._take_platforms_address(platform)
+            address, source = self._platforms_address(platform)
+            self._record("master_addr", address, source)
         nodes = self.number("num_nodes")
         if nodes == 1:
             source = "loopback: the job has one node"
@@ -340,15 +341,17 @@ class EnvReader:
         self._record("master_port", port, "MASTER_ADDR")
         self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
 
-    def _take_platforms_address(self, platform: Platform) -> None:
+    def _platforms_address(self, platform: Platform) -> tuple[str | None, str]:
+        """The host of rank 0 by the platform, and its source; None: it says none."""
         is_silenced = self.environ.get(platform.silenced_by) == "true"
         # The address is that of the platform's node 0, where a job of one node need not be
         is_on_one_node = self.number("num_nodes") == 1 or self.number("world_size") == 1
         if is_silenced or is_on_one_node:
-            return
+            return None, ""
         reader: Callable[[str], Any] = parse_address
         if platform.lists_hosts:
             reader = json_hosts
+        hosts = []
         last = ""
         for name in platform.addresses:
             parts = self.given(name, reader)
@@ -357,11 +360,12 @@ class EnvReader:
             last = name
             host = parts[0]
             if not is_loopback(host):
-                self._record("master_addr", host, name)
+                hosts.append((host, name))
         # Localhost is Azure ML's way to say that there is one node
         spans_nodes = self._spans_nodes()
         if last and not spans_nodes:
-            self._record("master_addr", "127.0.0.1", last)
+            hosts.append(("127.0.0.1", last))
+        return next(iter(hosts), (None, ""))
 
     def _find_port(self) -> None:
         name = "MASTER_PORT"
@@ -417,10 +421,10 @@ class EnvReader:
     def _remedy(self) -> str:
         from ..base.table import first_that_holds  # here, as few environments are broken
 
-        of_address = [problem for problem in self.problems if problem.startswith("MASTER_")]
+        if all(problem.startswith("MASTER_") for problem in self.problems):
+            return self._address_remedy()
         to_container = container_env_hint(*self._missing)
         return first_that_holds(
-            (len(of_address) == len(self.problems), self._address_remedy()),
             (self.remedy != "", self.remedy),
             (not self._missing, _REMEDY),
             (True, f"to pass it to a container: {to_container}; else {_REMEDY}"),
@@ -429,7 +433,12 @@ class EnvReader:
     def _address_remedy(self) -> str:
         from .address_remedy import address_remedy  # here, as few environments are broken
 
-        addresses = (self.own_address, self.number("num_nodes") == 1)
+        platform = recognize(self.environ)
+        addresses = (
+            self.own_address,
+            platform is not None and self._platforms_address(platform)[0],
+            self.number("num_nodes") == 1,
+        )
         ports = (
             self.number("master_port"),  # that in MASTER_ADDR
             self._own_port,

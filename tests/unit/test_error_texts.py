@@ -94,6 +94,10 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         RUN,
         {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "70000"},
     ),
+    "address_beside_that_of_azureml": (
+        RUN,
+        {**OPENMPI, "MASTER_ADDR": "127.0.0.1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"},
+    ),
     "address_with_a_password": (
         RUN,
         {
