@@ -39,7 +39,7 @@ NEVER = "0"
 _METHODS = ("fork", "spawn", "forkserver")
 _INTERVAL = 1.0  # seconds between two checks whether the starter has ended
 _TERM_TOO = 57  # sent by `Process.terminate`: a real-time signal, which the kernel queues
-_WAKE = 56  # interrupts a system call of the main thread, with EINTR
+_WAKE = 56  # interrupts a system call of the main thread, with EINTR, for a handler to run
 _PIDFD_SEND_SIGNAL = 424  # asm-generic/unistd.h
 # Run in a worker that is a new program, before it imports the script.
 _LOAD = """
@@ -56,6 +56,7 @@ except Exception:
 
 _signals = {_TERM_TOO}
 _worker = 0  # the id of the shielded process: this one, or the one that forked it
+_is_woken = True  # whether the main thread has run its handlers since it was last to be woken
 
 
 def install_at_start() -> None:
@@ -191,7 +192,13 @@ def _reset_handlers() -> None:
             signal.signal(number, signal.SIG_DFL)
     # Not SIG_IGN: it would drop one that was sent while this process started (sigaction(2))
     signal.signal(_TERM_TOO, lambda *_: None)
-    signal.signal(_WAKE, lambda *_: None)
+    signal.signal(_WAKE, _note_woken)
+
+
+def _note_woken(_number: int, _frame: object) -> None:
+    """The handler of a signal before it has run by now, as Python takes the lower number first."""
+    global _is_woken  # noqa: PLW0603 - a process has one main thread
+    _is_woken = True
 
 
 def _start_thread(starter: int) -> None:
@@ -204,6 +211,8 @@ def _start_thread(starter: int) -> None:
 def _watch(starter: int, parent: int) -> None:
     while True:
         found = signal.sigtimedwait(_signals, _INTERVAL)
+        if not _is_woken:
+            _wake()
         if found is None:
             if _has_ended(starter, parent):
                 _obey(signal.SIGTERM, os.getpid())
@@ -223,20 +232,30 @@ def _watch(starter: int, parent: int) -> None:
 
 def _obey(number: int, sender: int) -> None:
     """Deliver a signal to this process as from its sender, which torch's handler compares."""
-    import threading
-
+    global _is_woken  # noqa: PLW0603 - a process has one main thread
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     if callable(signal.getsignal(number)):
+        _is_woken = False
         signal.raise_signal(number)
-        # Python runs handlers in the main thread
-        main = threading.main_thread().ident or 0
-        signal.pthread_kill(main, _WAKE)
+        _wake()
         return
     is_sent = False
     with suppress(Exception):
         is_sent = _sent_as_from(sender, number)
     if not is_sent:
         os.kill(os.getpid(), number)
+
+
+def _wake() -> None:
+    """Let the main thread run the handlers of Python.
+
+    Where it is just about to begin a system call, it does not see the signal: so it is woken again,
+    once an interval, until it was.
+    """
+    import threading
+
+    main = threading.main_thread().ident or 0
+    signal.pthread_kill(main, _WAKE)
 
 
 def _sent_as_from(sender: int, number: int) -> bool:

@@ -369,6 +369,34 @@ def test_only_workers_are_shielded(begin: Begin, method: str) -> None:
     assert code == 7, "its own handler runs at once"
 
 
+_MISSES_THE_FIRST = """
+def handle():
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+    wake = signal.pthread_kill
+    def miss(*_):
+        signal.pthread_kill = wake
+    signal.pthread_kill = miss  # as where it comes just before a system call
+    touch("handles")
+    time.sleep(3600)
+if __name__ == "__main__":
+    begin()
+    handles = mp.get_context(sys.argv[2]).Process(target=handle)
+    handles.start()
+    until(Path("handles").exists)
+    handles.terminate()
+    handles.join(60)
+    touch("found-0", json.dumps(handles.exitcode))
+    handles.kill()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_worker_is_woken_until_its_handler_runs(begin: Begin, method: str) -> None:
+    job = begin(_MISSES_THE_FIRST, "wrapper", method)
+    assert job.codes() == [0], job.output(0)
+    assert written(job, "found") == [7]
+
+
 @needs_torch
 def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
     script = (
