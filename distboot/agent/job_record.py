@@ -36,7 +36,6 @@ class JobRecord:
         self._membership = membership
         self._log = log
         self._has_stalled = False  # the file system of the file of bad hosts
-        self.unsaid: list[str] = []  # of a round that another one was to follow
         self.appliers: Appliers = {
             of_job.Record: self._record,
             of_job.Heard: self.hear,
@@ -107,13 +106,18 @@ class JobRecord:
             earlier = restarts.rounds
             before = restarts.spent or before
             restarts.spent = before.with_round(round_, now)
-        if self._facts.is_followed:  # if not, after all, what prevents the next round decides
-            exit_code = None
+        keeper = None  # of the lines, until the next round begins, or does not
+        if self._facts.is_followed:
+            keeper = restarts
+            exit_code = None  # if no round follows, after all, what prevents it decides
         summary = summary_line(*known, exit_code, rounds=earlier)
         goodput = goodput_line(before.with_round(round_, now))
-        self.unsaid = list(filter(None, (summary, goodput)))
-        if not self._facts.is_followed:
-            self.say_unsaid()
+        lines = list(filter(None, (summary, goodput)))
+        if keeper is None:
+            for line in lines:
+                self._shell.say(line)
+        else:
+            keeper.unsaid = lines
         if settings.report is None or self._log[0].event != "rendezvous_started":
             return
         content = partial(job_report, *known, earlier, before=before)
@@ -121,12 +125,6 @@ class JobRecord:
         problem = _within_report_limit(write, settings.report)
         if problem is not None:
             self._shell.say(problem)
-
-    def say_unsaid(self) -> None:
-        """Print the summary, unless it was: no other round follows."""
-        for line in self.unsaid:
-            self._shell.say(line)
-        self.unsaid = []
 
     def _exit_code_of_job(self) -> int | None:
         """The exit code for the launcher; None where no failure and no signal has ended the job."""

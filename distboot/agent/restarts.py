@@ -48,7 +48,7 @@ class Restarts:
         self.spent: Spent | None = None
         self.cause: RootCause | None = None  # of the round that has ended
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
-        # On rank 0, how that round ended: to print if no other one begins
+        # On rank 0, lines on how that round ended: to print if no other one begins
         self.unsaid: Sequence[str] = ()
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
         self.stop_signal = 0  # that has arrived between two rounds

@@ -146,16 +146,6 @@ class WrapperAgent:
         """Whether this agent takes no part in another round."""
         return self._is_asked or self._shell.facts.is_orphaned
 
-    @property
-    def unsaid(self) -> Sequence[str]:
-        """On rank 0: lines on how the round ended, which are not printed yet as another one follows."""
-        from .rank_connections import RankConnections  # here, as the other agents need no such
-
-        connections = self._shell.connections
-        if isinstance(connections, RankConnections):
-            return connections.record.unsaid
-        return ()
-
     def asked(self, number: int) -> None:
         """A signal asks the wrapper to end: SIGTERM, or one that ended a child or found none."""
         self._is_asked = True

@@ -146,7 +146,6 @@ class Rounds(NamedTuple):
         ):
             code = self._run_ranks(job, watch, report, logs)
             cause = watch.next_round
-        restarts.unsaid = watch.unsaid
         if cause is None:
             restarts.say_unsaid()
         else:

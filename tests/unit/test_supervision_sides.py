@@ -13,7 +13,8 @@ from distboot.agent.agent import connect
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.rank_0_connection import Rank0Connection
 from distboot.agent.rank_connections import RankConnections
-from distboot.base.settings import SupervisionSettings
+from distboot.agent.restarts import Restarts
+from distboot.base.settings import RestartSettings, SupervisionSettings
 from distboot.job.exit_status import ExitStatus, UncaughtException
 from distboot.job.keys import Keys
 from distboot.job.messages import (
@@ -25,6 +26,7 @@ from distboot.job.messages import (
     Register,
     Terminating,
 )
+from distboot.job.restarts import failed_round
 from distboot.job.root_cause import RootCause, ranks_of
 from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
@@ -318,7 +320,10 @@ def test_agent_that_does_not_speak_stops_its_rank(reporter: Job) -> None:
     assert (reporter.said, list(reporter.side.own.orders)) == ([], [1])
 
 
-def test_summary_waits_for_another_round(running: Job) -> None:
+def test_summary_waits_for_another_round(running: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    restarts = Restarts(RestartSettings(1), {}, who=None, of_launcher=False)
+    restarts.rounds.append(failed_round(0, [2], "rank 2 failed", start=1.0, seconds=None))
+    running.side.restarts = restarts
     running.send(2, Exited(ExitStatus(code=4, when=1.0)))
     running.side.facts.is_followed = True
     connections = running.side.connections
@@ -326,9 +331,12 @@ def test_summary_waits_for_another_round(running: Job) -> None:
     connections.record.summarize()
     assert not any(map(_is_summary, running.said)), running.said
     # None follows, as the job was asked to stop meanwhile
+    said = ""
     for _ in range(2):
-        connections.record.say_unsaid()
-        assert len(list(filter(_is_summary, running.said))) == 1, running.said
+        restarts.say_unsaid()
+        said += capfd.readouterr().err
+        lines = [line.removeprefix("distboot: ") for line in said.splitlines()]
+        assert len(list(filter(_is_summary, lines))) == 1, said
 
 
 def _is_summary(said: str) -> bool:
