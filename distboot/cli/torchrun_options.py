@@ -24,7 +24,6 @@ from types import SimpleNamespace
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.text import short_repr
-from ..detection.not_alone import PER_NODE
 from ..detection.parse import parse_address, parse_number, parse_port
 from ..detection.placement import Placement
 
@@ -276,6 +275,8 @@ def explained(options: SimpleNamespace, error: DistbootError) -> DistbootError:
     """An error of detection, with the user's own options in its remedy."""
     if error.code != "not-alone":
         return error
+    from ..detection.not_alone import PER_NODE  # here, as most processes are numbered, or alone
+
     if _count(options) == 1:
         hint = _how_to_be_alone(options, error)
     else:
@@ -307,16 +308,15 @@ def _per_node(options: SimpleNamespace) -> str:
 
 def _how_to_number(options: SimpleNamespace) -> str:
     """The options for each node, where an option has named node 0; else empty."""
-    given = []
-    for option, value in (
-        ("--master-addr", options.master_addr),
-        ("--rdzv-endpoint", options.rdzv_endpoint),
-    ):
-        if value:
-            given.append(f"{option} {value}")
-    if not given:
+    of_node_0 = {
+        "--master-addr": options.master_addr,
+        "--rdzv-endpoint": options.rdzv_endpoint,
+    }
+    named_by = list(filter(of_node_0.get, of_node_0))
+    if not named_by:
         return ""
-    leave_out = " and ".join(option.partition(" ")[0] for option in given)
+    leave_out = " and ".join(named_by)
+    given = [f"{option} {of_node_0[option]}" for option in named_by]
     if options.master_port is not None:
         given.append(f"--master-port {options.master_port}")
     given.append(_per_node(options))
