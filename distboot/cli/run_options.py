@@ -234,10 +234,7 @@ def _parsed(
     log_format = _value_of("--log-format", own)
     if log_format == "json":
         environ["DISTBOOT_LOG_FORMAT"] = log_format
-    options = parser.parse_args(own, SimpleNamespace())
-    if options.report is not None:
-        settings.value_of("DISTBOOT_REPORT", environ, options.report)
-    return options, target
+    return parser.parse_args(own, SimpleNamespace()), target
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:

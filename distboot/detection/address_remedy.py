@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_SET_TO = {
-    "MASTER_ADDR": "MASTER_ADDR to the host of rank 0",
-    "MASTER_PORT": "MASTER_PORT to a free port there",
+_ADDRESS = "MASTER_ADDR"
+_PORT = "MASTER_PORT"
+_SET_HOST = "set MASTER_ADDR to the host of rank 0"
+# By what is wrong: what to do, and what to clear where the launcher can do without
+_REMEDIES = {
+    (_ADDRESS,): (_SET_HOST, "it"),
+    (_PORT,): ("set MASTER_PORT to a free port on the host of rank 0", "it"),
+    (_ADDRESS, _PORT): (f"{_SET_HOST} and MASTER_PORT to a free port there", "them"),
 }
 
 
@@ -16,15 +21,10 @@ def address_remedy(problems: Sequence[str], can_do_without: Mapping[str, bool]) 
     `can_do_without`: whether the launcher has an address, or a port, without the variable.
     """
     wrong = []
-    for name in _SET_TO:
+    for name in (_ADDRESS, _PORT):
         if any(problem.startswith(name) for problem in problems):
             wrong.append(name)
-    values = " and ".join(_SET_TO[name] for name in wrong)
-    hint = f"set {values}"
-    pronoun = "them"
-    if len(wrong) == 1:
-        hint = hint.replace("there", "on the host of rank 0")
-        pronoun = "it"
+    hint, pronoun = _REMEDIES[tuple(wrong)]
     if all(can_do_without[name] for name in wrong):
         return f"{hint}, or clear {pronoun}"
     return hint

@@ -49,7 +49,7 @@ _WAIT = pattern(
     r"|no rank has moved) for \d+ s)(?:, judging by the stacks)?(?=: )"
 )
 # What the timeout after a wait can do without: its headline has it
-_NAME_OF_TIMEOUT = r" \(timeout= of init\)\Z"
+_NAME_OF_TIMEOUT = pattern(r" \(timeout= of init\)\Z")
 _LONGEST_SUMMARY = 220  # characters
 _LEAST_OF_SUMMARY = 100  # characters before the exit codes
 _MOST_CODES = 6
@@ -192,7 +192,7 @@ def _brief(text: str, most: int) -> str:
 
 def _shortened_wait(text: str, most: int) -> str:
     """The headline of a hang without what is least missed, if it is too long; any other as it is."""
-    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT, pattern(_NAME_OF_TIMEOUT)):
+    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT, _NAME_OF_TIMEOUT):
         if len(text) > most:
             text = part.sub("", text)
     return text

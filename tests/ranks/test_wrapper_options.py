@@ -578,7 +578,7 @@ def test_launcher_behind_a_guard_is_unknown(guard: str) -> None:
         "([ $RANK = 0 ] || exit 0; mkdir out)\n",
         "export NEXT=$((RANK + 1)) && ",
         "NAME=$(hostname) && ",
-        "cd /work/reranker || exit\n",
+        "cd /srv/reranker || exit\n",
         "test -d /data/ranking || exit 0\n",
         "if [ -d out_rank ]; then exit 0; fi\n",
         'if [ "$1" = --rank ]; then exit; fi\n',
