@@ -18,8 +18,10 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from ..base.dataclass import dataclass
 from ..base.process import CREDENTIALS, Process
 from ..job.exit_status import ExitStatus
+from ..job.facts import LONGEST_ENDING
 from ..job.messages import Reaped
 from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .agent import Agent
@@ -29,8 +31,29 @@ from .monitored_process import MonitoredProcess
 from .rank_process import RankProcess
 from .script_failure import LOOK
 
-_ENDING = 3.0  # seconds for a Python to end once its exit code is known
+# Seconds for a Python to end once its exit code is known: without running, and in any case
+_ENDING = 3.0
+_LONGEST_ENDING = LONGEST_ENDING - 0.5
 _READING = 0.5  # seconds for its parent to read that; torchrun does 10 times a second
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A process whose exit code is known, and that still runs. Times are those of `time.monotonic`."""
+
+    until: float  # it is not waited for any longer
+    at_most: float
+    _ran: str = ""  # how long it has run, by its kernel
+
+    def look(self, process: Process, now: float) -> None:
+        """It may take longer as long as it runs: on a busy host, libraries end slowly."""
+        if process.has_ended():
+            self.until = min(self.until, now + _READING)
+            return
+        ran = process.read("schedstat")
+        if ran != self._ran:
+            self.until = min(now + _ENDING, self.at_most)
+        self._ran = ran
 
 
 class ForeignProcess(MonitoredProcess):
@@ -85,7 +108,12 @@ class ForeignProcess(MonitoredProcess):
             JOB_ENDS | os.O_NONBLOCK,
         )
         self._reply()
-        self.of.loop.call_at(self.of.shell.facts.ends.release_at, self.let_go)
+        self.of.loop.call_at(self.of.shell.facts.ends.release_at, self._release)
+
+    def _release(self) -> None:
+        """Let it go, unless the rank that failed first has got more time since."""
+        if time.monotonic() >= self.of.shell.facts.ends.release_at:
+            self.let_go()
 
     def _answer(self) -> None:
         with suppress(OSError):
@@ -141,8 +169,11 @@ class ForeignProcess(MonitoredProcess):
             self.is_leaving = not self.of.process.is_reaped()
         end = self.ended(how, now)
         if self.is_leaving:
-            until = now + _ENDING
-            self._leave(until)
+            leaving = Leaving(
+                until=now + _ENDING,
+                at_most=now + _LONGEST_ENDING,
+            )
+            self._leave(leaving)
         if end.succeeded:
             return
         cause = self.of.shell.root_cause
@@ -157,19 +188,18 @@ class ForeignProcess(MonitoredProcess):
             return self.of.shell.facts.detects
         return cause.is_first(self.of.rank)
 
-    def _leave(self, until: float) -> None:
+    def _leave(self, leaving: Leaving) -> None:
         """Report when its parent has read its exit code: libraries end after that is known here."""
         now = time.monotonic()
-        if self.of.process.has_ended():
-            until = min(until, now + _READING)
+        leaving.look(self.of.process, now)
         is_seen = self.of.process.is_reaped() or not self._may_be_first()
-        if is_seen or now >= until:
+        if is_seen or now >= leaving.until:
             self.is_leaving = False
             self.of.take(Reaped(), now)
             return
         self.of.loop.call_at(
             now + LOOK,
-            partial(self._leave, until),
+            partial(self._leave, leaving),
         )
 
     def _take(

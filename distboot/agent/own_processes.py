@@ -1,8 +1,8 @@
 """The processes of an agent's own ranks, and the orders to stop them.
 
 An *order* is for one process: stop, at this time. The loop executes it (`execute`) when its time
-has come; an earlier one for the same rank wins. An order for a rank whose process does not run yet
-waits for the process.
+has come. An earlier one for the same rank wins, unless the rank that failed first gets more time to
+end. An order for a rank whose process does not run yet waits for the process.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class OwnProcesses:
         # Whether the kernel is ending the launcher's process above our ranks
         self.launcher_is_ending: Callable[[], bool] = bool
         self._facts = facts
+        self._cause: RootCause | None = None  # for which all stop
         self._untold: list[OwnProcess] = []  # those to be told of the root cause
         self._stopped: set[int] = set()  # ranks whose order was executed
 
@@ -58,14 +59,14 @@ class OwnProcesses:
 
     def stop(self, cause: RootCause, now: float) -> None:
         """Order all to stop."""
+        has_more_time = cause.waits_longer_than(self._cause)
+        self._cause = cause
         for member in self._facts.running():
-            until = cause.until_stop(member, shares_keys=self.shares_keys)
+            at = now + cause.until_stop(member, shares_keys=self.shares_keys)
             before = self.orders.get(member.rank, _NEVER)
-            order = Terminate(
-                at=min(now + until, before.at),
-                is_failure=cause.is_failure,
-            )
-            self.orders[member.rank] = order
+            if not has_more_time:
+                at = min(at, before.at)
+            self.orders[member.rank] = Terminate(at, is_failure=cause.is_failure)
         self._untold = list(self.watched.values())
 
     def end_served(self, now: float) -> None:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 AFTER_THE_FIRST = 0.15
 _LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
-# Seconds, where its collective operation has timed out: it first ends the group that did not answer
-AFTER_A_TIMEOUT = 9.0
+# Seconds, where its collective operation has timed out: it first ends the group that did not answer.
+# Or where its exit code is known, and its host is busy: its agent looks whether it still runs
+LONGEST_ENDING = 9.0
 _end = attrgetter("end")
 _is_local = attrgetter("is_local")
 _has_succeeded = attrgetter("has_succeeded")
@@ -106,7 +107,10 @@ class Facts:
         ends = self.ends
         ends.concluded_at = min(ends.concluded_at, now)
         delay = max(cause.delay, AFTER_THE_FIRST)
-        ends.release_at = min(ends.release_at, now + delay)
+        release_at = now + delay
+        if not cause.waits_longer_than(self.cause):
+            release_at = min(release_at, ends.release_at)
+        ends.release_at = release_at
         self.cause = cause
         self.is_followed = cause.restarts
 
@@ -154,5 +158,6 @@ class Facts:
             (self.is_held, 0.0),
             (agents_cause != "", 0.0),  # it does not end by itself
             (member.is_reaped, _LAUNCHER_LOOKS),
+            (member.end is not None, LONGEST_ENDING),
             (True, ending),
         )

@@ -252,7 +252,7 @@ class Job(AgentJob):
         self._tell(cause)
 
     def _tell(self, cause: RootCause) -> None:
-        """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
+        """Tell all; a second time with another delay, once the rank that failed ends."""
         why_no_restart = None
         if self.facts.restarts is not None:
             cause, why_no_restart = self._with_decision(cause)

@@ -37,7 +37,7 @@ from ..base.dataclass import replace
 from ..rendezvous.messages import AskStacks, ShowStacks
 from .effects import Conclude, Record, Say, Send
 from .exit_status import ExitStatus, shown
-from .facts import AFTER_A_TIMEOUT, Facts
+from .facts import LONGEST_ENDING, Facts
 from .messages import Exiting, Failing, Locate, Position, Stalled
 from .root_cause import BY_HANG_STOP, RankState, from_late, from_late_failure, waited_at
 from .service import Emit, Service
@@ -213,7 +213,7 @@ class LateService(Service):
             if any(map(_ends_well, members.values())):
                 return False
         text = wait.as_cause(members, now)
-        delay = self._facts.delay(members[rank], AFTER_A_TIMEOUT)
+        delay = self._facts.delay(members[rank], LONGEST_ENDING)
         cause = from_late_failure(ranks, text, rank, end, delay)
         self._emit(Conclude(cause, cause.headline, kind))
         return True

@@ -44,7 +44,7 @@ _LEAVING = 10.0
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 # Seconds for a rank to end by the key of a terminal that has reached it, too: a busy host is slow
 _OWN_END = 2.0
-_OF_KEYS = (130, 131)  # exit codes of SIGINT and SIGQUIT
+_OF_KEYS = (2, 3)  # SIGINT and SIGQUIT
 _FOLLOWING = 0.6  # seconds for another one that fails, too
 # Characters of an exception in a headline: where the name of the host and the place leave room ...
 _ENOUGH = 70
@@ -221,12 +221,16 @@ class RootCause:
             return self.then
         return self.ranks[0]
 
+    def waits_longer_than(self, before: RootCause | None) -> bool:
+        """Whether the rank that failed first now has more time to end than it had `before`."""
+        return before is not None and self.delay > before.delay
+
     def until_stop(self, member: RankState, *, shares_keys: bool) -> float:
         """Seconds until a rank has to stop for it; it may be about to end by itself.
 
         `shares_keys`: the keys of the terminal of its agent reach it, too.
         """
-        is_of_key = not self.is_failure and self.exit_code in _OF_KEYS
+        is_of_key = self.external_signal in _OF_KEYS
         own_end = 0.0
         if shares_keys and is_of_key:
             own_end = _OWN_END

@@ -14,8 +14,9 @@ def test_torchrun_shows_the_first_failure_of_each_attempt(run: Run, init: bool) 
     script = """
 import ctypes, os, sys, time
 if {init}:
-    # A library that ends slowly, after the exit code of the script is known
-    ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).sleep, 1, 0)
+    # Libraries that end slowly, after the exit code of the script is known, as on a busy host
+    for _ in range(4):
+        ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).sleep, 1, 0)
     import distboot
     ctx = distboot.init("torch", join_timeout=60)
     import torch
