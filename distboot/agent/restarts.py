@@ -50,6 +50,8 @@ class Restarts:
         self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
         # On rank 0, lines on how that round ended: to print if no other one begins
         self.unsaid: Sequence[str] = ()
+        # Whether this agent prints for its log why a round has ended
+        self.prints = False
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
         self.stop_signal = 0  # that has arrived between two rounds
         # By signal, what happened before it stopped the job
@@ -127,6 +129,7 @@ class Restarts:
         self.round = round_
         self.cause = None
         self.unsaid = ()
+        self.prints = is_rank_0
         self._policy.begin(round_, most)
         self._start = time.monotonic()
         self._met_at = met_at
@@ -193,7 +196,7 @@ class Restarts:
         self.round += 1
         self.cause = cause
         self.earlier = agents
-        if self.rounds:
+        if self.prints:
             who = "a rank"
             if cause.ranks:
                 who = ranks_said(cause.ranks)
@@ -204,7 +207,7 @@ class Restarts:
             os.unlink(os.environ[_ERROR_FILE])
 
     def announce(self) -> None:
-        """Print on rank 0 that another round follows, and why, the first time."""
+        """Print in each log that another round follows, and why, the first time."""
         text = self._announcement
         self._announcement = None
         if text is not None:

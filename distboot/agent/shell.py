@@ -245,13 +245,16 @@ class Shell:
     def _announce(self, effect: of_job.Stop) -> None:
         cause = effect.cause
         text = self.connections.words_for(effect)
-        if text:
-            self.say(
-                text,
-                event="root_cause",
-                ranks=cause.ranks,
-                is_failure=cause.is_failure,
-            )
+        if not text:
+            return
+        self.say(
+            text,
+            event="root_cause",
+            ranks=cause.ranks,
+            is_failure=cause.is_failure,
+        )
+        if self.restarts is not None:
+            self.restarts.prints = True
 
     def _print(self, effect: of_job.Say, _: float) -> None:
         if not effect.topic or self.claim(effect.topic):
