@@ -19,9 +19,10 @@ A key fails
 3. when the block of the leader fails; or, at `init()`, when a rank reports a problem.
 
 Some ranks arrive after a key is over. So for each *place*, a key without its count, the last count
-that was released and the last failure are kept: a later rank gets the same answer at once. A
-failure at a key for all is also the answer at its earlier counts, as no rank waits there any more.
-Go clears both: after that the ranks have new contexts, and count from one again.
+that was released and the failures are kept: a later rank gets the same answer at once. A failure at
+a key for all is also the answer at its earlier counts, as no rank waits there any more. Of a leader
+whose blocks fail again and again, the last hundred failures are kept, and answer for earlier ones.
+Go clears all this: after that the ranks have new contexts, and count from one again.
 
 What always holds: a rank is among those that wait at a key only while it has no answer; it gets one
 answer for each arrival; a rank that is gone waits nowhere.
@@ -29,12 +30,12 @@ answer for each arrival; a rank that is gone waits nowhere.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from ..base.dataclass import dataclass, field, replace
 from ..base.errors import DistbootError
@@ -74,6 +75,7 @@ _LINES_AT = {
 _MOST_BETWEEN = 300.0
 GONE = "ended, or closed its context"
 _MOST = 1000  # keys at which ranks wait at the same time
+_MOST_FAILURES = 100  # that are kept of one place
 
 
 @dataclass(slots=True)
@@ -107,19 +109,28 @@ class _Waiting:
         return True
 
 
-class _Failure(NamedTuple):
-    """The last failure at a place."""
+class _Failures:
+    """The failures at a place."""
 
-    last: int  # count of the key
-    error: DistbootError
+    def __init__(self) -> None:
+        self._errors: dict[int, DistbootError] = {}  # by count
+        self._same_until = 0  # all earlier counts have the first of these errors
 
-    def answers(self, key: Key) -> bool:
+    def add(self, key: Key, error: DistbootError) -> None:
         if key.is_for_all:
-            return key.count <= self.last
-        return key.count == self.last
+            self._errors.clear()
+            self._same_until = key.count
+        self._errors[key.count] = error
+        if len(self._errors) > _MOST_FAILURES:
+            oldest = min(self._errors)
+            del self._errors[oldest]
+            self._same_until = oldest
 
-
-_NO_FAILURE = _Failure(0, DistbootError("missing-rank", "", ""))
+    def at(self, key: Key) -> DistbootError | None:
+        if key.count <= self._same_until:
+            first = min(self._errors)
+            return self._errors[first]
+        return self._errors.get(key.count)
 
 
 class Keys:
@@ -139,7 +150,7 @@ class Keys:
         self._waiting: dict[Key, _Waiting] = {}
         # By place: the last count at which the leader has left its block
         self._released: dict[tuple[str, int | None], int] = {}
-        self._failed: dict[tuple[str, int | None], _Failure] = {}
+        self._failed: dict[tuple[str, int | None], _Failures] = defaultdict(_Failures)
         self._ready: dict[int, Ready] = {}
         # The first of these ranks that names its framework, and that
         self._framework: tuple[int, str] = (0, "")
@@ -235,7 +246,7 @@ class Keys:
         if failure is not None:
             why = escape_control(failure)
             error = self._texts.leader_failed(key, why)
-            self._failed[key.place] = _Failure(key.count, error)
+            self._failed[key.place].add(key, error)
         one = self._waiting.pop(key, None)
         timed_out: dict[int, float] = {}
         if one is not None:
@@ -249,9 +260,9 @@ class Keys:
 
     def _answer(self, ranks: Iterable[int], key: Key) -> bool:
         """Answer ranks if the outcome of a key is known; return whether it is."""
-        failure = self._failed.get(key.place, _NO_FAILURE)
-        if failure.answers(key):
-            self._fail(ranks, failure.error, key)
+        error = self._failed[key.place].at(key)
+        if error is not None:
+            self._fail(ranks, error, key)
             return True
         released = self._released.get(key.place, 0)
         if released >= key.count:
@@ -318,7 +329,7 @@ class Keys:
         else:
             error = self._texts.ranks_missing(key, missing, limit, now)
             error_for_later = self._texts.not_waited_for(key, here, limit)
-        self._failed[key.place] = _Failure(key.count, error_for_later)
+        self._failed[key.place].add(key, error_for_later)
         self._fail(here, error, key)
 
     def _send(self, ranks: Iterable[int], answer: Answer) -> None:
@@ -385,7 +396,7 @@ class Keys:
         self.effects.append(Record("not_ready", None, {"ranks": self.unready}))
         count = max(key.count, self._latest_count())
         key = replace(key, count=count)
-        self._failed[key.place] = _Failure(count, error)
+        self._failed[key.place].add(key, error)
         self._fail(sorted(self._node_of), error, key)
         self._waiting.pop(key, None)
         self._ready.clear()

@@ -186,12 +186,26 @@ def test_keys_of_a_gone_leader_are_not_kept() -> None:
         assert answer.problem is not None
 
 
-def test_failures_of_leaders_are_not_kept_for_ever() -> None:
+def test_late_rank_learns_of_each_failed_block() -> None:
     job = Job()
-    for count in range(1, 50):
+    for count in (1, 2):
+        why = f"no disk {count}"
+        job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure=why)
+    third = Key(MAIN_FIRST, None, 3)
+    job.arrive(0, key=third, leads=True)
+    for count in (1, 2):
+        (answer,) = job.arrive(1, key=Key(MAIN_FIRST, None, count)).values()
+        assert _why(answer).endswith(f"no disk {count}")
+    assert job.arrive(1, key=third) == {1: Release(third)}
+
+
+def test_no_block_that_failed_is_run_later() -> None:
+    job = Job()
+    for count in range(1, 5000):
         job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no\x07 disk")
-    assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no\\x07 disk")
-    assert len(job.keys._failed) == 1
+    for count in (1, 2500, 4999):
+        (answer,) = job.arrive(1, key=Key(MAIN_FIRST, None, count)).values()
+        assert _why(answer).endswith("no\\x07 disk")
 
 
 def test_second_context_below_one_wrapper_starts_anew() -> None:
