@@ -270,6 +270,15 @@ class Context:
                 "call it before, or init() again",
             )
 
+    def _refuse_closed_inside(self, what: str) -> None:
+        """Refuse the end of a block that has closed the context: the ranks that wait have lost it."""
+        if self._ended:
+            raise DistbootError(
+                "usage",
+                f"close() inside {what}: other ranks wait for its end",
+                "call it after the block",
+            )
+
     def _refuse_ended(self) -> None:
         """Refuse a barrier, which needs the process group, after the script has ended that."""
         if not self._is_up():
@@ -335,6 +344,7 @@ class Context:
         finally:
             self._inside[thread] = outer
         if others_wait:
+            self._refuse_closed_inside(what)
             self._wait_for(what, timeout, opens=True, node=node)
 
     def _report_failure(self, error: BaseException, what: str, node: int | None) -> None:

@@ -96,6 +96,24 @@ else:
     assert "missing-rank barrier(): rank 0" in second
 
 
+@BOTH
+def test_close_inside_a_block_is_refused(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
+def run():
+    with ctx.main_first(timeout=30):
+        if ctx.is_main:
+            ctx.close()
+
+attempt(run)
+"""
+    (first, code), (second, code_1) = ranks(MEET + script, 2, *before)
+    assert (code, code_1) == (0, 0)
+    assert lines(first, "usage") == [
+        "usage close() inside main_first(): other ranks wait for its end | call it after the block"
+    ], first
+    assert "missing-rank main_first(): rank 0 (node 0) ended, or closed its context" in second
+
+
 @pytest.mark.parametrize("what", ["ctx.barrier", "ctx.close"])
 def test_handler_that_interrupts_a_barrier_does_not_hang(ranks: Ranks, what: str) -> None:
     script = f"""
