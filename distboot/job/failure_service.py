@@ -12,7 +12,7 @@ from .facts import Facts
 from .first_failure import GATHERING, FailureReport, RootCauseAnalysis
 from .late import LateService
 from .messages import Exited, Failing, Reaped, Terminating
-from .root_cause import RankState
+from .root_cause import BY_HANG_STOP, RankState, RootCause
 from .service import Emit, Service
 from .stop_agreement import StopAgreement
 
@@ -141,8 +141,8 @@ class FailureService(Service):
         if cause is None or not cause.is_first(member.rank):
             return
         again = replace(cause, delay=self._facts.delay(member))
-        if member.end is not None and member.end.tells_code_of_job:
-            again = replace(again, exit_code=member.end.code_of_job)
+        if member.end is not None:
+            again = replace(again, exit_code=_code_of_job(cause, member.end))
         self._emit(Amend(again))
 
     def _conclude(self, report: FailureReport, now: float) -> None:
@@ -168,3 +168,14 @@ class FailureService(Service):
             traceback=traceback,
         )
         self._emit(conclusion)
+
+
+def _code_of_job(cause: RootCause, end: ExitStatus) -> int:
+    """The exit code of the job, once the rank that failed first has ended so.
+
+    A rank that hung did not fail: however it ends then, the code is that of the stop.
+    """
+    is_of_hang = BY_HANG_STOP in cause.headline
+    if is_of_hang or not end.tells_code_of_job:
+        return cause.exit_code
+    return end.code_of_job

@@ -676,10 +676,19 @@ dist.barrier()
     assert "disconnected" not in said, said
 
 
-def test_hanging_job_ends_if_the_user_asks(start: Start) -> None:
+# As a launcher that kills the ranks once it has seen the end of another one
+_DIES_OF_TERM = (
+    "import os, signal; "
+    "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); "
+)
+
+
+@pytest.mark.parametrize("before", ["", _DIES_OF_TERM], ids=["term", "kill"])
+def test_hanging_job_ends_if_the_user_asks(start: Start, before: str) -> None:
     hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
-    job = start(TRAIN.format(does="until('never')"), ranks=2, framework="torch", **hangs)
+    job = start(TRAIN.format(does=f"{before}until('never')"), ranks=2, framework="torch", **hangs)
     assert job.codes() == [143, 143]
+    assert "exit codes: 143 (job), " in job.summary()
     assert "held up the job for " in job.first(1)
     assert ", and DISTBOOT_HANG=stop ends all ranks" in job.first(1)
     (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
