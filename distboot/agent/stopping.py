@@ -39,7 +39,7 @@ _AFTER_TERM = 1.0  # seconds between a SIGTERM that was held back for the grace,
 _UNANSWERED = 2.0  # seconds for a handler of SIGTERM to run, unless the script is in C
 _POLLING = 1.0  # seconds; as often as the use of the processor is measured
 _SLEEPS = (
-    "the main thread has not run for {:.0f} s after TERM, and likely waits for the failed rank: "
+    "the main thread has not run for {:.0f} s after TERM, and likely waits for another rank: "
     "ended before the end of the grace (DISTBOOT_GRACE)"
 )
 _WAITS = "the script waits in a call that TERM does not end: killed"

@@ -299,7 +299,7 @@ def upload(seconds):
     client.close()
     touch("saved")
 """
-_SLEEPS = "likely waits for the failed rank: ended before the end of the grace (DISTBOOT_GRACE)"
+_SLEEPS = "likely waits for another rank: ended before the end of the grace (DISTBOOT_GRACE)"
 
 
 @BOTH
