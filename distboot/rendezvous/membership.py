@@ -91,15 +91,14 @@ class Membership:
 
     def place(self, rank: int) -> dict[str, int]:
         """The exact numbers of one rank, as a `Placement` calls them."""
-        for node_rank, ranks in enumerate(self.nodes):
-            if rank in ranks:
-                return {
-                    "local_rank": ranks.index(rank),
-                    "local_world_size": len(ranks),
-                    "node_rank": node_rank,
-                    "num_nodes": len(self.nodes),
-                }
-        raise ValueError(rank)
+        node_rank = self.node_of()[rank]
+        ranks = self.nodes[node_rank]
+        return {
+            "local_rank": ranks.index(rank),
+            "local_world_size": len(ranks),
+            "node_rank": node_rank,
+            "num_nodes": len(self.nodes),
+        }
 
     def leader(self, node: int | None) -> int:
         """The first rank of a node; None: of the job."""
@@ -253,7 +252,7 @@ def build_membership(records: Sequence[WorkerInfo]) -> Membership:
     if records[0].ranks:
         return _of_node_agents(records)
     placed = []
-    for node_rank, there in _grouped_by_node(records):
+    for (node_rank, _), there in _grouped_by_node(records).items():
         ranks = _by_local_rank(there, records)
         placed.append((node_rank, ranks))
     placed.sort()
@@ -290,8 +289,8 @@ def _of_node_agents(records: Sequence[WorkerInfo]) -> Membership:
     return Membership(tuple(hosts), tuple(nodes), by_node=True)
 
 
-def _grouped_by_node(records: Sequence[WorkerInfo]) -> list[tuple[int, list[int]]]:
-    """The node rank and the ranks of each node."""
+def _grouped_by_node(records: Sequence[WorkerInfo]) -> dict[tuple[int, str], list[int]]:
+    """The ranks of each node, by its node rank and what is equal there."""
     known = map(attrgetter("node_rank"), records)
     are_numbered = None not in known
     counted: dict[str, int] = {}
@@ -302,8 +301,7 @@ def _grouped_by_node(records: Sequence[WorkerInfo]) -> list[tuple[int, list[int]
         if node_rank is None or not are_numbered:
             node_rank = counted.setdefault(record.node, len(counted))
         found[node_rank, record.node].append(rank)
-    node_ranks = [node_rank for node_rank, _ in found]
-    return list(zip(node_ranks, found.values(), strict=True))
+    return found
 
 
 def _by_local_rank(ranks: Sequence[int], records: Sequence[WorkerInfo]) -> tuple[int, ...]:
