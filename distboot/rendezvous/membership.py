@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from ..base.dataclass import dataclass
+from ..base.dataclass import as_dict, dataclass
 from ..base.errors import DistbootError
 from ..base.text import ranges, runs, short_repr
 from .messages import (
@@ -118,17 +118,9 @@ class Membership:
         for ranks in self.nodes:
             node_runs = [(run.start, len(run)) for run in runs(ranks)]
             nodes.append(tuple(node_runs))
-        return Members(
-            hosts=self.hosts,
-            nodes=tuple(nodes),
-            master_addr=self.master_addr,
-            by_node=self.by_node,
-            round=self.round,
-            max_restarts=self.max_restarts,
-            heartbeat_timeout=self.heartbeat_timeout,
-            resume_port=self.resume_port,
-            shared=self.shared,
-        )
+        content = as_dict(self)  # the same, but for the nodes
+        content["nodes"] = tuple(nodes)
+        return Members(**content)
 
     @classmethod
     def from_message(cls, message: Members, agents: int) -> Membership:
@@ -145,17 +137,9 @@ class Membership:
             nodes.append(tuple(ranks))
         if sorted(chain.from_iterable(nodes)) != list(range(world_size)):
             raise ProtocolError("sends a broken Members: its ranks are not all there, once")
-        return cls(
-            hosts=message.hosts,
-            nodes=tuple(nodes),
-            master_addr=message.master_addr,
-            by_node=message.by_node,
-            round=message.round,
-            max_restarts=message.max_restarts,
-            heartbeat_timeout=message.heartbeat_timeout,
-            resume_port=message.resume_port,
-            shared=message.shared,
-        )
+        content = as_dict(message)
+        content["nodes"] = tuple(nodes)
+        return cls(**content)
 
 
 def _checked_sizes(message: Members, agents: int) -> list[int]:

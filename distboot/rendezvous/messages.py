@@ -175,7 +175,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The whole job; see `Membership`."""
+    """The whole job, with the fields of `Membership`."""
 
     hosts: tuple[str, ...] = of(several(line))
     # First and number of each run of ranks
