@@ -90,7 +90,7 @@ class FailureService(Service):
             if not self._facts.detects:
                 return
             self._question_peers()
-        self._analysis.terminating(
+        self._analysis.stopped(
             member,
             message.signal,
             now,
@@ -131,9 +131,9 @@ class FailureService(Service):
         is_agreed = has_got_no_signal and self._agreement.is_of_script
         if is_agreed and asked is not None:
             asked_first = self._facts.members[asked]
-            self._analysis.agreed(asked_first, number, self._agreement.why, now)
+            self._analysis.stopped(asked_first, number, now, agreed=self._agreement.why)
         else:
-            self._analysis.terminating(member, number, now)
+            self._analysis.stopped(member, number, now)
 
     def _tell_again(self, member: RankState, _message: Exited | Reaped, _now: float) -> None:
         """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""

@@ -80,7 +80,6 @@ class RootCauseAnalysis:
     _lost: dict[int, dict[RankState, FailureReport]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    _interrupted: set[int] = field(default_factory=set)  # ranks that have got Ctrl-C
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
         delay = _FAILURE_DUE[end.is_secondary]
@@ -107,18 +106,7 @@ class RootCauseAnalysis:
         self._lost[member.node_rank][member] = report
         self.reports.append(report)
 
-    def terminating(
-        self, member: RankState, number: int, now: float, *, of_wrapper: bool = False
-    ) -> None:
-        if number == INTERRUPT:
-            self._interrupted.add(member.rank)
-        self._stopped(member, number, now, of_wrapper=of_wrapper)
-
-    def agreed(self, member: RankState, number: int, why: str, now: float) -> None:
-        """A rank has ended with the code of a signal, as all had agreed to stop when `member` was asked."""
-        self._stopped(member, number, now, agreed=why)
-
-    def _stopped(
+    def stopped(
         self,
         member: RankState,
         number: int,
@@ -127,6 +115,11 @@ class RootCauseAnalysis:
         of_wrapper: bool = False,
         agreed: str = "",
     ) -> None:
+        """A signal has asked a rank to stop.
+
+        `agreed`: why all had agreed to stop when `member` was asked; a rank has ended with the code
+        of that signal.
+        """
         report = FailureReport(
             kind="stopped",
             member=member,
@@ -213,10 +206,13 @@ class RootCauseAnalysis:
         if report.of_wrapper:
             whose = self._name_of_wrapper(report.member)
             return f"the wrapper of {whose} got it"
-        if report.signal != INTERRUPT or len(self._interrupted) == 1:
+        interrupted = set()
+        for one in self.reports:
+            if one.signal == INTERRUPT and not one.agreed:
+                interrupted.add(one.member.rank)
+        if report.signal != INTERRUPT or len(interrupted) == 1:
             return ""
-        ranks = sorted(self._interrupted)
-        return f"Ctrl-C, which {ranks_said(ranks)} got"
+        return f"Ctrl-C, which {ranks_said(sorted(interrupted))} got"
 
     def _name_of_wrapper(self, member: RankState) -> str:
         node = member.node_rank
