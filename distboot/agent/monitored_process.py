@@ -102,8 +102,7 @@ class MonitoredProcess:
 
     def _note_launcher(self) -> None:
         """A signal may be of a helper of a launcher that was killed."""
-        member = self.of.shell.facts.members[self.of.rank]
-        member.was_left |= self.of.shell.own.launcher_is_ending()
+        self.of.member.was_left |= self.of.shell.own.launcher_is_ending()
 
     def decided(self) -> None:
         """The root cause is known: which rank failed first, or what stopped the job."""
@@ -184,23 +183,17 @@ class MonitoredProcess:
         self.of.take(exited, now)
         if self._is_first(end):
             # Now: with process 1 of a container this agent ends, too
-            member = self.of.shell.facts.members[self.of.rank]
-            cause = from_exit(member, end, 0.0)
+            cause = from_exit(self.of.member, end, 0.0)
             with suppress(OSError):  # no file left, also for the module
                 from . import platform_log  # here, as most scripts end well
 
                 platform_log.write(cause.text)
         if end.hides_failure and not end.is_secondary:
-            member = self.of.shell.facts.members[self.of.rank]
-            self.of.shell.say(f"warning: {from_hidden(member, end)}; {_REMEDY}", self.of.rank)
+            self.of.say(f"warning: {from_hidden(self.of.member, end)}; {_REMEDY}")
         if end.is_of_peer and self.of.shell.stops.was_missed(self.of.rank):
-            self.of.shell.say(_NEVER_READ, self.of.rank)
+            self.of.say(_NEVER_READ)
         if end.crash:  # faulthandler would have printed it, had it not been for the hooks
-            self.of.shell.say(
-                f"{end.describe()}{shown(end.crash)}",
-                self.of.rank,
-                event="crash",
-            )
+            self.of.say(f"{end.describe()}{shown(end.crash)}", event="crash")
         return end
 
     def _complete(self, how: ExitStatus, now: float) -> ExitStatus:

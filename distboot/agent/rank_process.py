@@ -24,6 +24,7 @@ class RankProcess:
         self.process = process
         self.shell = shell
         self.loop = loop
+        self.member = shell.facts.members[rank]  # what is known of the rank
         self.has_ended = False
         # What is looked at: the process, or, where that is a shell, a Python below it that trains
         self.trainer = process
@@ -75,6 +76,10 @@ class RankProcess:
     def take(self, message: object, now: float) -> None:
         """The rank says something."""
         self.shell.take(self.rank, message, now)
+
+    def say(self, text: str, event: str = "") -> None:
+        """Print a text, as the rank."""
+        self.shell.say(text, self.rank, event=event)
 
 
 def _group(process: int) -> int:

@@ -182,20 +182,12 @@ class Stopping:
     def _kill_waiting(self) -> None:
         """Kill it if not even a thread of Python runs, as the call holds the lock."""
         if self.listens and not self._of.has_ended:
-            self._of.shell.say(
-                _WAITS,
-                self._of.rank,
-                event="killed",
-            )
+            self._of.say(_WAITS, event="killed")
             self.kill()
 
     def _say_sleeps(self, now: float) -> None:
         seconds = now - max(self._asked_at, self._ran_at)
-        self._of.shell.say(
-            _SLEEPS.format(seconds),
-            self._of.rank,
-            event="killed",
-        )
+        self._of.say(_SLEEPS.format(seconds), event="killed")
 
     def _is_busy(self, now: float) -> bool:
         """Whether it has used a processor, a disk or a network since it was asked to stop."""
@@ -224,11 +216,7 @@ class Stopping:
             self._of.loop.call_at(now + _AFTER_TERM, self._end_grace)
             return
         if not self._of.has_ended:
-            self._of.shell.say(
-                _OUTLASTS_GRACE,
-                self._of.rank,
-                event="killed",
-            )
+            self._of.say(_OUTLASTS_GRACE, event="killed")
         self.kill()
 
     def kill(self) -> None:
