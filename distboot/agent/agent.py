@@ -6,7 +6,6 @@ scripts, and what this agent alone watches (the process of its launcher, notices
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _EXPLANATION = 1.0  # seconds for rank 0 to report why all stop, once the launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not report that a process has ended
-_LONGEST_NOTICE = 200  # bytes
 _OTHERS_LOSE_RANK_0 = 1.0  # seconds; they look once a second, or are told by their launcher
 
 
@@ -250,26 +248,15 @@ class Agent:
 
     def _watch_notices(self) -> None:
         """Ask for notices that this machine will be taken away; one agent of each node does."""
-        from ..script.stop_notices import watch  # here, as few jobs do
+        from ..script.stop_notices import watch  # here and below, as few jobs do
+        from .calls import Calls
 
-        ours, its = socket.socketpair()
-        ours.setblocking(False)
-
-        def receive(_now: float) -> None:
-            self.loop.remove_reader(ours.fileno())
-            with ours:
-                notice = ours.recv(_LONGEST_NOTICE)
-            self._request_stop(notice.decode())
-
-        def report(why: str) -> None:
-            with its:
-                its.sendall(why.encode())
-
-        self.loop.add_reader(ours.fileno(), receive)
+        calls = Calls()
+        self.loop.add_reader(calls.fileno(), calls.take)
         watch(
             self._settings.stop_notice,
             self._settings.notice_address,
-            report,
+            lambda why: calls.put(lambda _: self._request_stop(why)),
             self.shell.say,
             self._is_over,
         )
