@@ -100,9 +100,9 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     except DistbootError as error:
         if files is not None:
             start_ended(_failed(begin, error))
-        control.fail(error)
+        control.send(Raised(error.code, error.message, error.hint))
         return
-    control.send_quietly(result)
+    control.send(result)
     agent.scripts.start_ended = start_ended
     try:
         with with_too_few_files():
@@ -208,21 +208,9 @@ class _Control:
         return found
 
     def send(self, message: object) -> None:
-        self.socket.sendall(OPEN.sign(message))
-
-    def send_quietly(self, message: object) -> None:
         """Send a message, unless the script has ended."""
         with suppress(OSError):
-            self.send(message)
-
-    def fail(self, error: DistbootError) -> None:
-        """Report why the ranks have not met."""
-        message = Raised(
-            error.code,
-            error.message,
-            error.hint,
-        )
-        self.send_quietly(message)
+            self.socket.sendall(OPEN.sign(message))
 
 
 class _StillWanted:
@@ -254,4 +242,4 @@ class _StillWanted:
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
                 self._start_ended(message)  # the script is being stopped
-                self._control.send_quietly(Written())
+                self._control.send(Written())
