@@ -173,7 +173,7 @@ class Agent:
             lambda _: server.serve(),
         )
         # A silent connection makes no file readable
-        self.loop.call_each_tick(server.pool.refuse_overdue)
+        self.loop.each_tick = server.pool.refuse_overdue
 
     def _note_membership(self, side: Coordinator, membership: Membership) -> None:
         """For the journal and the metrics, if there are any."""

@@ -55,7 +55,8 @@ class EventLoop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._tick_at = 0.0
-        self._each_tick: list[Callable[[float], None]] = []
+        # Called once a second, with the time
+        self.each_tick: Callable[[float], None] = lambda _: None
         peers = shell.peers
         peers.add_reader = self.add_reader
         peers.remove_reader = self.remove_reader
@@ -72,10 +73,6 @@ class EventLoop:
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
         self._timers.append((at, call))
-
-    def call_each_tick(self, call: Callable[[float], None]) -> None:
-        """Call it once a second, with the time."""
-        self._each_tick.append(call)
 
     def run(self) -> None:
         """Take turns until the shell is over."""
@@ -107,8 +104,7 @@ class EventLoop:
         if now >= self._tick_at:
             self._tick_at = now + _TICK
             self._shell.tick(now)
-            for call in self._each_tick:
-                call(now)
+            self.each_tick(now)
         self._shell.turn(now)
         self._shell.own.execute(now)
         self._call_timers(now)
