@@ -159,12 +159,6 @@ def heard(message: object) -> dict[str, Any] | None:
     return {"message": _content(message)}
 
 
-def message_of(event: Event) -> object:
-    """The message of an event `heard`; `ProtocolError`: it is damaged."""
-    content = json.dumps(event.details.get("message"))
-    return decode(content.encode(), *DECISIVE)
-
-
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 

@@ -1,5 +1,6 @@
 """The job of rank 0 again, from its journal: what was heard of the ranks, at the times of then."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from distboot.base.settings import SupervisionSettings
 from distboot.job.effects import Effect, Record
 from distboot.job.facts import Facts
 from distboot.job.job import Job
-from distboot.job.journal import HEARD, Round, message_of, read
+from distboot.job.journal import DECISIVE, HEARD, Round, read
 from distboot.job.keys import Keys
 from distboot.job.messages import Register
 from distboot.job.root_cause import RootCause
 from distboot.rendezvous.events import Event
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.messages import Detach
+from distboot.rendezvous.protocol import decode
 
 AFTERWARDS = 60.0  # seconds for what follows from the last event
 
@@ -57,7 +59,8 @@ class Replay:
         return self.job.facts.cause
 
     def _heard(self, one: Event, rank: int) -> list[Effect]:
-        message = message_of(one)
+        content = json.dumps(one.details["message"])
+        message = decode(content.encode(), *DECISIVE)
         if isinstance(message, Detach):
             self.job.facts.members[rank].connection = None
             return self.job.left(rank, one.time)
