@@ -98,7 +98,7 @@ class Rank0Connection:
     ) -> None:
         if isinstance(message, Detach):
             self._shell.apply(self.job.left(message), now)
-            self._end(connection, self._link.why_gone, now)
+            self._end(connection, "", now)
         elif isinstance(message, Resumed):
             self._resumed(connection, message, now)
         elif isinstance(message, Refused):

@@ -40,14 +40,11 @@ class Rank0Link:
 
     def absence(self, now: float) -> str:
         """`"has been unreachable for 40 s"`: why rank 0 does not answer, to follow its name."""
-        if self.is_there and self.unreachable_since is None:
-            return "does not answer"
-        if self.is_there:
-            return f"has been unreachable for {self._silence(now):.0f} s"
-        if not self.why_gone:
+        if self.why_gone:
+            return f"is not connected any more ({self.why_gone})"
+        if not self.is_there:
             return "ended, or closed its context"
-        return f"is not connected any more ({self.why_gone})"
-
-    def _silence(self, now: float) -> float:
-        since = self.unreachable_since or now
-        return now - since
+        if self.unreachable_since is None:
+            return "does not answer"
+        seconds = now - self.unreachable_since
+        return f"has been unreachable for {seconds:.0f} s"
