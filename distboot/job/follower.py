@@ -97,9 +97,9 @@ class Follower(AgentJob):
             Terminating: self._terminating,
         }
         self._of_rank_0: dict[type, Callable[[int, Any, float], object]] = {
-            **dict.fromkeys(_EXECUTED, self._execute),
+            **dict.fromkeys(_EXECUTED, lambda _, message, __: self._emit(Execute(message))),
             Go: self._begin,
-            Release: self._release,
+            Release: lambda rank, message, _: self._emit(Reply(rank, message)),
             Failed: self._failed,
             Register: self._rank_0_registered,
             Abort: self._aborted,
@@ -279,14 +279,6 @@ class Follower(AgentJob):
 
     # Messages of rank 0's agent
 
-    def _execute(
-        self,
-        _rank: int,
-        message: object,
-        _now: float,
-    ) -> None:
-        self._emit(Execute(message))
-
     def _rank_0_registered(
         self,
         _rank: int,
@@ -313,14 +305,6 @@ class Follower(AgentJob):
         """All ranks are ready."""
         self.facts.is_starting = False
         self._emit(Execute(message))
-
-    def _release(
-        self,
-        rank: int,
-        message: Release,
-        _: float,
-    ) -> None:
-        self._emit(Reply(rank, message))
 
     def _failed(
         self,
