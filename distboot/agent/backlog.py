@@ -8,8 +8,6 @@ a connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..rendezvous.protocol import Broadcast, ProtocolError
 
 _MOST = 1 << 20  # bytes that are kept for one peer
@@ -24,9 +22,6 @@ class Backlog:
         # That are kept. A list, as an empty one is small, and there is one for each of 10,000 peers
         self.messages: list[tuple[int, Broadcast]] = []
         self._size = 0
-
-    def __iter__(self) -> Iterator[tuple[int, Broadcast]]:
-        return iter(self.messages)
 
     @property
     def is_long(self) -> bool:

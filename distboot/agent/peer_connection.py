@@ -208,7 +208,7 @@ class PeerConnection:
 
     def resume(self, now: float) -> None:
         """Send what the peer has not received."""
-        for rank, message in self._kept:
+        for rank, message in self._kept.messages:
             self._unsent += message.sign(self._channel, rank)
         self.is_closed = False
         self.heard = now
