@@ -236,9 +236,9 @@ def _register(file: int, instead: int = 0) -> None:
     libc.setvbuf(writing, None, _UNBUFFERED, 0)
     # The function that was registered last is called first.
     if instead:
-        _register_call(at_exit, libc._exit, ctypes.c_void_p(instead))  # noqa: SLF001
-        _register_call(at_exit, libc.fflush, None)
-    _register_call(at_exit, libc.fgetc, ctypes.c_void_p(reading))
+        at_exit(_address(libc._exit), ctypes.c_void_p(instead), None)  # noqa: SLF001
+        at_exit(_address(libc.fflush), None, None)
+    at_exit(_address(libc.fgetc), ctypes.c_void_p(reading), None)
     on_exit(_address(libc.fputc), ctypes.c_void_p(writing))
     if os.getpid() == 1:
         from ..base.process import LAST_RESORT
@@ -246,14 +246,6 @@ def _register(file: int, instead: int = 0) -> None:
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a
         # handler. This handler is _exit(2), which takes the number of the signal as its exit code.
         libc.signal(LAST_RESORT, _address(libc._exit))  # noqa: SLF001
-
-
-def _register_call(
-    at_exit: Any,
-    function: Any,
-    argument: ctypes.c_void_p | None,
-) -> None:
-    at_exit(_address(function), argument, None)
 
 
 def _address(function: Any) -> ctypes.c_void_p:
