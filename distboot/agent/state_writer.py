@@ -20,7 +20,7 @@ class StateWriter:
 
     what = ""  # for the warning that it was not told
     between = 0.0  # seconds between two times, at least
-    refresh: float | None = None  # seconds after which it is told again; None: if it is new
+    refresh = 0.0  # seconds after which it is told again
     last = 0.0  # seconds for the end of the job to be told
 
     def __init__(self, who: str | None) -> None:
@@ -82,9 +82,6 @@ class StateWriter:
     def _wait(self) -> None:
         """Wait until something is to be told."""
         with self._changed:
-            self._changed.wait_for(self._has_work, self.refresh)
+            self._changed.wait_for(lambda: self._is_new or self._is_closing, self.refresh)
             # Events come in groups
             self._changed.wait_for(lambda: self._is_closing, self.between)
-
-    def _has_work(self) -> bool:
-        return any((self._is_new, self._is_closing))
