@@ -222,7 +222,8 @@ class Job(AgentJob):
             service.settle(self._now)
         effects = self._effects
         self._effects = []
-        effects.sort(key=_is_blame)  # last, as the file system may not answer
+        # Last, as the file system may not answer
+        effects.sort(key=lambda effect: isinstance(effect, Blame))
         return effects
 
     def _emit(self, effect: Effect | Request) -> None:
@@ -293,7 +294,3 @@ def _with_exception(end: ExitStatus, failing: ExitStatus | None) -> ExitStatus:
     if failing is None or end.crash or end.exception is not None:
         return end
     return replace(end, exception=failing.exception)
-
-
-def _is_blame(effect: Effect) -> bool:
-    return isinstance(effect, Blame)

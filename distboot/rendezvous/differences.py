@@ -75,13 +75,8 @@ def _ranks_by_value(
     for rank, own in enumerate(facts):
         found.setdefault(own.get(name), []).append(rank)
     # Sorting keeps the order of the first ranks where two values are as frequent
-    by_frequency = sorted(found.items(), key=_count_of_ranks, reverse=True)
+    by_frequency = sorted(found.items(), key=lambda item: len(item[1]), reverse=True)
     return dict(by_frequency)
-
-
-def _count_of_ranks(item: tuple[str | None, list[int]]) -> int:
-    _, ranks = item
-    return len(ranks)
 
 
 def _describe_fact(

@@ -332,14 +332,14 @@ class Frames:
         have = len(self._buffer)
         if have < HEADER:
             return HEADER - have
-        return HEADER + self._length() - have
+        return HEADER + announced_length(self._buffer) - have
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes; `ProtocolError`: one is too long, or it is not one."""
         self._buffer += data
         found = []
         while len(self._buffer) >= 4:
-            length = self._length()
+            length = announced_length(self._buffer)
             if length > self.most:
                 raise ProtocolError(f"announces a message of {length} bytes (limit: {self.most})")
             if len(self._buffer) < HEADER + length:
@@ -367,9 +367,6 @@ class Frames:
                 f"sends a message of more than {self.most} bytes, or an incomplete one"
             )
         return body
-
-    def _length(self) -> int:
-        return announced_length(self._buffer)
 
 
 @dataclass(slots=True)
