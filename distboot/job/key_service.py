@@ -35,14 +35,11 @@ class KeyService(Service):
         self._keys = keys
         self._agreement = agreement  # counts from zero once all ranks are ready
         self._refusals: deque[_Refusal] = deque()
-        self.handlers = dict.fromkeys((Arrive, Ready, Leave), self._take)
-
-    def _take(self, member: RankState, message: Arrive | Ready | Leave, now: float) -> None:
-        self._keys.take(
-            member.rank,
-            message,
-            now,
-        )
+        self.handlers = {
+            Arrive: lambda member, message, now: keys.arrive(member.rank, message, now),
+            Ready: lambda member, message, now: keys.get_ready(member.rank, message, now),
+            Leave: lambda member, _, __: keys.leave(member.rank, has_ended=False),
+        }
 
     def left(self, member: RankState, why: str) -> None:
         self._keys.leave(

@@ -49,7 +49,6 @@ from ..rendezvous.messages import (
     Failed,
     Go,
     Key,
-    Leave,
     Offer,
     Ready,
     Release,
@@ -177,15 +176,6 @@ class Keys:
                 found += (one.next_line, first_end)
         return found
 
-    def take(self, rank: int, message: Arrive | Ready | Leave, now: float) -> None:
-        """A message of a rank; `ProtocolError`: it may not wait there, or not lead."""
-        if isinstance(message, Arrive):
-            self._arrive(rank, message, now)
-        elif isinstance(message, Ready):
-            self._get_ready(rank, message, now)
-        else:
-            self.leave(rank, has_ended=False)
-
     def leave(self, rank: int, *, has_ended: bool = True, why: str = GONE) -> None:
         """A rank is gone; `why` reads well after "rank 3"."""
         self._gone.setdefault(rank, why)
@@ -218,7 +208,8 @@ class Keys:
 
     # Arriving
 
-    def _arrive(self, rank: int, message: Arrive, now: float) -> None:
+    def arrive(self, rank: int, message: Arrive, now: float) -> None:
+        """A rank has arrived; `ProtocolError`: it may not wait there, or not lead."""
         key = message.key
         is_own = key.node in (None, self._node_of[rank])
         may_wait = is_own and key.name != READY
@@ -347,7 +338,8 @@ class Keys:
 
     # Getting ready
 
-    def _get_ready(self, rank: int, message: Ready, now: float) -> None:
+    def get_ready(self, rank: int, message: Ready, now: float) -> None:
+        """A rank is ready to start its framework, or not."""
         self._gone.pop(rank, None)
         key = message.key
         if self._answer([rank], key):

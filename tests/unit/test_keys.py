@@ -17,7 +17,6 @@ from distboot.rendezvous.messages import (
     Arrive,
     Go,
     Key,
-    Leave,
     Ready,
     Release,
 )
@@ -57,12 +56,12 @@ class Job:
         self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any
     ) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.take(rank, Arrive(key, limit, **more), now)
+            self.keys.arrive(rank, Arrive(key, limit, **more), now)
         return self.sent()
 
     def ready(self, *ranks: int, **more: Any) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.take(rank, Ready(**more), 0.0)
+            self.keys.get_ready(rank, Ready(**more), 0.0)
         return self.sent()
 
 
@@ -112,7 +111,7 @@ def test_nodes_have_leaders_of_their_own() -> None:
 )
 def test_what_no_rank_of_ours_says_is_refused(rank: int, message: Arrive) -> None:
     with pytest.raises(ProtocolError):
-        Job().keys.take(rank, message, 0.0)
+        Job().keys.arrive(rank, message, 0.0)
 
 
 def test_keys_are_bounded() -> None:
@@ -180,7 +179,7 @@ def test_rank_leaving_with_other_count_harms_no_key() -> None:
 
 def test_keys_of_a_gone_leader_are_not_kept() -> None:
     job = Job()
-    job.keys.take(0, Leave(), 0.0)
+    job.keys.leave(0, has_ended=False)
     for number in range(1, 1500):
         (answer,) = job.arrive(1, key=Key(MAIN_FIRST, None, number)).values()
         assert answer.problem is not None
