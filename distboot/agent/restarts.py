@@ -16,7 +16,7 @@ from ..base.table import first_that_holds
 from ..base.text import digits, log_line, ranks_said
 from ..job.exit_status import ExitStatus
 from ..job.restarts import RestartPolicy, failed_round, lost_rounds
-from ..job.root_cause import BY_HANG_STOP, HELD_UP, RootCause
+from ..job.root_cause import BY_HANG_STOP, HELD_UP, Circumstances, RootCause
 from ..rendezvous.events import job_time
 
 TYPE_CHECKING = False
@@ -146,11 +146,8 @@ class Restarts:
         cause: RootCause,
         end: ExitStatus | None,
         now: float,
-        *,
+        circumstances: Circumstances,
         pids: list[int],
-        is_asked: bool,
-        is_orphaned: bool,
-        is_unfit: bool,
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause with the decision, and what to print of it, once.
 
@@ -158,10 +155,8 @@ class Restarts:
             cause: of this round.
             end: how its rank has ended, or fails, as far as is known.
             now: by `time.monotonic`.
+            circumstances: what else counts.
             pids: of our own ranks.
-            is_asked: whether the job was asked to stop.
-            is_orphaned: whether the launcher's process above rank 0 is gone.
-            is_unfit: whether the node of its rank has failed the check before this round.
         """
         for pid in pids:
             self.check_for_mpi(pid)
@@ -169,10 +164,8 @@ class Restarts:
             cause,
             end,
             now,
-            is_asked=is_asked,
+            circumstances,
             has_mpi=self._has_mpi,
-            is_orphaned=is_orphaned,
-            is_unfit=is_unfit,
         )
         if decision.is_first:
             failed = failed_round(

@@ -17,7 +17,7 @@ from ..base.settings import SupervisionSettings
 from ..base.table import first_that_holds
 from ..rendezvous.messages import Answer, Key
 from .exit_status import ExitStatus
-from .root_cause import RankState, RootCause
+from .root_cause import Circumstances, RankState, RootCause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +43,8 @@ class RestartDecision(Protocol):
         cause: RootCause,
         end: ExitStatus | None,
         now: float,
-        *,
+        circumstances: Circumstances,
         pids: list[int],
-        is_asked: bool,
-        is_orphaned: bool,
-        is_unfit: bool,
     ) -> tuple[RootCause, str | None]: ...
 
 

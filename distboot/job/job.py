@@ -37,7 +37,7 @@ from .first_failure import GATHERING
 from .key_service import KeyService
 from .keys import GONE, Keys
 from .late import LateService
-from .root_cause import RankState, RootCause, from_hidden, speakers_of
+from .root_cause import Circumstances, RankState, RootCause, from_hidden, speakers_of
 from .separate_models import SeparateModelsService
 from .service import Handler, Handlers, Service
 from .stop_agreement import StopAgreement, StopService
@@ -282,10 +282,8 @@ class Job(AgentJob):
             cause,
             member.end or member.failing,
             self._now,
-            pids=own,
-            is_asked=is_asked,
-            is_orphaned=facts.is_orphaned,
-            is_unfit=member.node_rank in facts.unfit,
+            Circumstances(is_asked, facts.is_orphaned, member.node_rank in facts.unfit),
+            own,
         )
 
 

@@ -23,7 +23,7 @@ from ..base.settings import RestartSettings
 from ..base.table import first_that_holds
 from ..base.text import counted, ranges
 from .exit_status import ExitStatus
-from .root_cause import RootCause
+from .root_cause import Circumstances, RootCause
 
 # Exit codes that another start does not change
 _STAYS = {
@@ -95,26 +95,21 @@ class RestartPolicy:
         cause: RootCause,
         end: ExitStatus | None,  # how the rank of the cause has ended, as far as is known
         now: float,
+        circumstances: Circumstances,
         *,
-        is_asked: bool,  # whether the job was asked to stop
         has_mpi: bool,  # whether a rank uses MPI
-        is_orphaned: bool,  # whether the launcher's process above rank 0 is gone
-        # Whether its node has failed the check before the round: then the place shows no bug
-        is_unfit: bool,
     ) -> Decision:
         before = self._refusal
         is_first = before is None
         if is_first:
             self._refusal = self._refusal_of(
-                cause.failed,
+                cause,
                 end or ExitStatus(),
                 now,
-                is_stopped=is_asked or not cause.is_failure,
+                circumstances,
                 has_mpi=has_mpi,
-                is_orphaned=is_orphaned,
-                is_unfit=is_unfit,
             )
-        elif is_asked and not self._refusal:  # since then
+        elif circumstances.is_asked and not self._refusal:  # since then
             self._refusal = STOPPED
         text = None
         is_said = cause.is_failure or not is_first
@@ -124,20 +119,19 @@ class RestartPolicy:
 
     def _refusal_of(
         self,
-        rank: int,
+        cause: RootCause,
         end: ExitStatus,
         now: float,
+        circumstances: Circumstances,
         *,
-        is_stopped: bool,
         has_mpi: bool,
-        is_orphaned: bool,
-        is_unfit: bool,
     ) -> str:
         """Why no round follows; empty: one does."""
         place = ""
-        may_be_bug = not (self._of_launcher or is_unfit)
+        is_stopped = circumstances.is_asked or not cause.is_failure
+        may_be_bug = not (self._of_launcher or circumstances.is_unfit)
         if may_be_bug:
-            place = _place_of(rank, end)
+            place = _place_of(cause.failed, end)
         ago = now - self._last_at.get(place, -inf)
         self._last_at[place] = now
         is_second = place != "" and ago <= self._window
@@ -150,7 +144,7 @@ class RestartPolicy:
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
             (is_second, f"{second}, which is a bug and not a fault"),
             (self._round >= self.most, f"the limit of {limit} is reached"),
-            (is_orphaned, "the launcher of rank 0 is gone"),
+            (circumstances.is_orphaned, "the launcher of rank 0 is gone"),
             (True, ""),
         )
 

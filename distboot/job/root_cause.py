@@ -7,6 +7,7 @@ headline of at most `LONGEST_HEADLINE` characters, and below it the lines of a t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..base.dataclass import dataclass, replace
 from ..base.patterns import pattern
@@ -35,8 +36,6 @@ from .exit_status import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..rendezvous.membership import Membership
 
 # Seconds for a Python that is about to end to do so, when other ranks have lost it already
@@ -278,6 +277,15 @@ class RootCause:
         """The same without control characters: another process has sent it."""
         lines = self.text.split("\n")
         return replace(self, text="\n".join(map(escape_control, lines)))
+
+
+class Circumstances(NamedTuple):
+    """What else counts for whether another round follows a root cause."""
+
+    is_asked: bool  # whether the job was asked to stop
+    is_orphaned: bool  # whether the launcher's process above rank 0 is gone
+    # Whether the node of its rank has failed the check before the round: then the place shows no bug
+    is_unfit: bool
 
 
 # Why a rank failed, by whether it had waited for too long

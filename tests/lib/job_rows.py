@@ -48,7 +48,7 @@ from distboot.job.job import Job
 from distboot.job.keys import GONE, Keys
 from distboot.job.messages import KINDS, Failing, Register, StopAt
 from distboot.job.restarts import RestartPolicy
-from distboot.job.root_cause import RankState, RootCause, ranks_of
+from distboot.job.root_cause import Circumstances, RankState, RootCause, ranks_of
 from distboot.rendezvous.events import EventLog
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import Membership
@@ -193,20 +193,15 @@ class Rounds:
         cause: RootCause,
         end: ExitStatus | None,
         now: float,
-        *,
+        circumstances: Circumstances,
         pids: list[int],  # noqa: ARG002
-        is_asked: bool,
-        is_orphaned: bool,
-        is_unfit: bool,
     ) -> tuple[RootCause, str | None]:
         decision = self._policy.decide(
             cause,
             end,
             now,
-            is_asked=is_asked,
+            circumstances,
             has_mpi=False,
-            is_orphaned=is_orphaned,
-            is_unfit=is_unfit,
         )
         return replace(cause, restarts=decision.restarts), decision.text
 

@@ -7,7 +7,13 @@ from distboot.agent.restarts import Restarts
 from distboot.base.settings import RestartSettings
 from distboot.job.exit_status import ExitStatus
 from distboot.job.restarts import Decision, RestartPolicy
-from distboot.job.root_cause import BY_HANG_STOP, RankState, RootCause, from_exit
+from distboot.job.root_cause import (
+    BY_HANG_STOP,
+    Circumstances,
+    RankState,
+    RootCause,
+    from_exit,
+)
 
 _MOST = 5
 
@@ -33,10 +39,8 @@ def _decide(
         _cause(end, rank),
         end,
         10.0,
-        is_asked=is_asked,
+        Circumstances(is_asked, is_orphaned, is_unfit),
         has_mpi=False,
-        is_orphaned=is_orphaned,
-        is_unfit=is_unfit,
     )
 
 
