@@ -51,13 +51,13 @@ class Agent:
         settings: SupervisionSettings,
         *,
         held: bool,
-        is_starting: bool = False,
     ) -> None:
         assert joined.result is not None
         assert joined.side is not None
         membership = joined.result.membership
         own = joined.plan.own.rank
         self._joined = joined
+        self._result = joined.result
         self._settings = settings
         self.ranks = membership.agents[own]
         self.shell = shell_of(
@@ -68,7 +68,8 @@ class Agent:
             settings,
             held=held,
         )
-        self.shell.facts.is_starting = is_starting
+        # Beside a script in `init`, whose rank is not ready yet
+        self.shell.facts.is_starting = not held
         self.shell.facts.may_restart = held and membership.round < membership.max_restarts
         self._claims: Claims | None = None
         self._check: NodeCheck | None = None  # of all nodes, where this agent takes part in it
@@ -107,8 +108,6 @@ class Agent:
 
         `pid` is a process of the job here; `is_rank`: the rank itself, and not what starts it.
         """
-        result = self._joined.result
-        assert result is not None
         if not self._is_first_of_node:
             return
         if not self._settings.checks:
@@ -121,9 +120,9 @@ class Agent:
             self.loop,
             self.ranks[0],
             self._joined.plan.secret,
-            result.store_host,
+            self._result.store_host,
         )
-        has_neighbors = len(result.membership.nodes) > 1
+        has_neighbors = len(self._result.membership.nodes) > 1
         self._check.begin(pid, is_rank=is_rank, has_neighbors=has_neighbors)
 
     @property
@@ -153,8 +152,7 @@ class Agent:
                 from .claims import Claims  # here, as most jobs end well
             except OSError:  # no file left: a line twice is better than none
                 return True
-            result = self._joined.result
-            assert result is not None
+            result = self._result
             node = result.membership.node_of()[self.ranks[0]]
             mark = job_mark(self._joined.plan.job, result.port)
             place = f"{node}-{self._joined.plan.own.log}"

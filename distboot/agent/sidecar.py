@@ -87,12 +87,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
             # What the meeting has made stays as long as the job: the collector of cycles need not
             # look at it again and again
             gc.freeze()
-            agent = Agent(
-                joined,
-                begin.settings,
-                held=False,
-                is_starting=True,
-            )
+            agent = Agent(joined, begin.settings, held=False)
             if sys.platform == "linux":
                 agent.scripts.open()
     except _ScriptGoneError:

@@ -112,7 +112,7 @@ class Process(threading.Thread):
         else:
             joined.worker = side
         joined.result = JoinResult(self.membership)
-        self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
+        self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False)
         agent.shell.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
         agent.scripts.serve(its, self.rank)
