@@ -9,7 +9,7 @@ from .device_failure import is_of_device
 from .effects import Amend, Blame, Conclude, QuestionPeers, Record
 from .exit_status import ExitStatus
 from .facts import Facts
-from .first_failure import GATHERING, FailureReport, RootCauseAnalysis
+from .first_failure import FailureReport, RootCauseAnalysis
 from .late import LateService
 from .messages import Exited, Failing, Reaped, Terminating
 from .root_cause import BY_HANG_STOP, RankState, RootCause
@@ -34,7 +34,7 @@ class FailureService(Service):
         self._agreement = agreement
         # Whether the first report waits for the positions of all ranks, which may explain it
         self._waits_for_positions = False
-        self._analysis = RootCauseAnalysis(
+        self.analysis = RootCauseAnalysis(
             list(facts.members.values()),
             is_by_node=is_by_node,
             reports=facts.reports,
@@ -46,30 +46,21 @@ class FailureService(Service):
             Reaped: self._tell_again,
         }
 
-    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+    def lost(self, member: RankState, why: str, now: float, gathering: float) -> None:
         """The agent of a rank is gone."""
         self._emit(Record("unreachable", member.rank, {"text": why}))
-        self._analysis.lost(
-            member,
-            why,
-            now,
-            gathering=gathering,
-        )
-
-    def postpone(self, member: RankState, due: float) -> None:
-        """A rank that was lost may be about to return."""
-        self._analysis.postpone(member, due)
+        self.analysis.lost(member, why, now, gathering)
 
     def returned(self, member: RankState) -> None:
         """A rank that was lost has returned."""
-        self._analysis.returned(member)
+        self.analysis.returned(member)
         self._emit(Record("reachable", member.rank, {}))
 
     def tick(self, now: float) -> None:
         self._waits_for_positions = False
         if not self._facts.is_undecided:
             return
-        report = self._analysis.conclude(now, has_launcher=self._facts.has_launcher)
+        report = self.analysis.conclude(now, has_launcher=self._facts.has_launcher)
         if report is None:
             return
         is_explained: bool | None = False
@@ -83,14 +74,14 @@ class FailureService(Service):
         is_open = self._facts.is_undecided and not self._waits_for_positions
         if not is_open:
             return inf
-        return self._analysis.awaited().due
+        return self.analysis.awaited().due
 
     def _terminating(self, member: RankState, message: Terminating, now: float) -> None:
         if member.is_local:  # another agent has done this itself
             if not self._facts.detects:
                 return
             self._question_peers()
-        self._analysis.stopped(
+        self.analysis.stopped(
             member,
             message.signal,
             now,
@@ -110,7 +101,7 @@ class FailureService(Service):
     def _failing(self, member: RankState, message: Failing, now: float) -> None:
         is_first = member.failing is message.end  # of this rank
         if is_first and self._facts.is_detected(member):
-            self._analysis.failed(member, message.end, now)
+            self.analysis.failed(member, message.end, now)
 
     def _exited(self, member: RankState, message: Exited, now: float) -> None:
         self._tell_again(member, message, now)
@@ -121,7 +112,7 @@ class FailureService(Service):
         if member.was_terminated:
             self._terminated(member, end, now)
         elif end.is_failure and member.failing is None:
-            self._analysis.failed(member, end, now)
+            self.analysis.failed(member, end, now)
 
     def _terminated(self, member: RankState, end: ExitStatus, now: float) -> None:
         number = end.terminated_by
@@ -131,9 +122,9 @@ class FailureService(Service):
         is_agreed = has_got_no_signal and self._agreement.is_of_script
         if is_agreed and asked is not None:
             asked_first = self._facts.members[asked]
-            self._analysis.stopped(asked_first, number, now, agreed=self._agreement.why)
+            self.analysis.stopped(asked_first, number, now, agreed=self._agreement.why)
         else:
-            self._analysis.stopped(member, number, now)
+            self.analysis.stopped(member, number, now)
 
     def _tell_again(self, member: RankState, _message: Exited | Reaped, _now: float) -> None:
         """More is known of the rank that failed first: its exit code, or that its launcher has seen it."""
@@ -146,7 +137,7 @@ class FailureService(Service):
         self._emit(Amend(again))
 
     def _conclude(self, report: FailureReport, now: float) -> None:
-        cause = self._analysis.explain(
+        cause = self.analysis.explain(
             report,
             self._facts.delay(report.member),
             self._late.held_up(now),

@@ -96,7 +96,7 @@ class RootCauseAnalysis:
         )
         self.reports.append(report)
 
-    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+    def lost(self, member: RankState, why: str, now: float, gathering: float) -> None:
         due = now + gathering
         earlier = self._lost[member.node_rank].get(member)
         if earlier is not None:

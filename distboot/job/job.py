@@ -120,7 +120,7 @@ class Job(AgentJob):
 
     def postpone(self, rank: int, due: float) -> None:
         """A rank that was lost may be about to return."""
-        self._failures.postpone(self.facts.members[rank], due)
+        self._failures.analysis.postpone(self.facts.members[rank], due)
 
     def returned(self, rank: int, now: float) -> list[Effect]:
         """A rank that was lost has returned."""
