@@ -111,18 +111,10 @@ class TakesBack(Protocol):
         """An agent goes on over a new connection; `ProtocolError`: it cannot."""
 
 
-class _TakesNobodyBack:
-    """As long as there is no agent."""
-
-    def expect_return(self) -> None:
-        pass
-
-    def take_back(self, peer: Connection, message: Resume) -> None:  # noqa: ARG002
-        raise ProtocolError(f"goes on as rank {message.agent}, and no connection of it was lost")
-
-
 class Coordinator:
     """Rank 0 of the rendezvous."""
+
+    returns: TakesBack  # given by the agent, which serves once the ranks have met
 
     def __init__(
         self,
@@ -152,7 +144,6 @@ class Coordinator:
         self.open_files = allow_files(self.pool.room, self._say, own.ranks)
         self._connections: dict[int, Connection] = {}  # by rank
         self._has_met = False
-        self.returns: TakesBack = _TakesNobodyBack()
         self._failure: Failed | None = None  # why the job cannot start, as all ranks are told
         self._told: set[int] = set()  # ranks that were sent the failure
         self._own_deadline = _Deadline(0.0, "")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest.mock import create_autospec
 
 from inside import replace
 
@@ -15,7 +16,7 @@ from distboot.agent.agent import Agent
 from distboot.agent.link import AgentLink
 from distboot.base.settings import SupervisionSettings
 from distboot.job.messages import KINDS, Register
-from distboot.rendezvous.coordinator import Coordinator
+from distboot.rendezvous.coordinator import Coordinator, TakesBack
 from distboot.rendezvous.join import Joined
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
 from distboot.rendezvous.messages import (
@@ -169,6 +170,7 @@ class Rank0(Process):
 
     def meet(self) -> None:
         join_timeout, ready = self.arguments
+        self.server.returns = create_autospec(TakesBack)  # until there is an agent
         self.membership = self.server.wait_for_join()
         if ready is not None:
             self.get_ready(self.server, ready, join_timeout)
