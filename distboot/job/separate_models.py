@@ -68,8 +68,7 @@ class SeparateModelsService(Service):
         self.handlers = {SeparateModel: self._reported}
         self._reasons: dict[int, str] = {}  # by rank
         self._warn_at = inf
-        self._has_warned = False
-        self._are_separate = False  # by the last record
+        self._has_warned = False  # of what still holds
 
     def tick(self, now: float) -> None:
         """Warn, if others had their time to report."""
@@ -123,12 +122,10 @@ class SeparateModelsService(Service):
     def _record(self) -> None:
         """Record which ranks do so now; one alone may train while the others wait for it."""
         if len(self._reasons) >= _LEAST_RANKS:
-            self._are_separate = True
             ranks = sorted(self._reasons)
             details = {"ranks": ranks, "reason": self._most_frequent()}
             self._emit(Record("separate_models", None, details))
-        elif self._are_separate:
-            self._are_separate = False
+        else:
             self._has_warned = False
             self._emit(Record("separate_models_over", None, {}))
             over = Say(
