@@ -98,7 +98,6 @@ def plan_of(
     """The plan for a placement with an address and a port, and why this rank cannot take part."""
     problem = problem or _problem_of(environ)
     part = _Part(framework, on_cpu, ranks, round, max_restarts)
-    own = _own_report(placement, environ, part, problem)
     shared: Shared = ()
     unshared: list[str] = []
     patterns = share_env_setting(environ)
@@ -110,7 +109,7 @@ def plan_of(
             shared, unshared = shared_variables.shared(environ, patterns)
         except DistbootError as error:
             problem = error
-            own = replace(own, problem=as_problem(error))
+    own = _own_report(placement, environ, part, problem)
     if problem is not None:
         join_timeout = min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
     plan = JoinPlan(
