@@ -80,7 +80,9 @@ class FailureService(Service):
         if member.is_local:  # another agent has done this itself
             if not self._facts.detects:
                 return
-            self._question_peers()
+            if not self._facts.was_stopped:  # ask the hosts that are silent, once
+                self._facts.was_stopped = True
+                self._emit(QuestionPeers())
         self.analysis.stopped(
             member,
             message.signal,
@@ -91,12 +93,6 @@ class FailureService(Service):
             assert self._facts.cause is not None
             self._facts.was_stopped = True
             self._emit(Amend(self._facts.cause))  # no round follows
-
-    def _question_peers(self) -> None:
-        """A signal has arrived here: ask the hosts that are silent, once."""
-        if not self._facts.was_stopped:
-            self._facts.was_stopped = True
-            self._emit(QuestionPeers())
 
     def _failing(self, member: RankState, message: Failing, now: float) -> None:
         is_first = member.failing is message.end  # of this rank
