@@ -30,7 +30,7 @@ from ..job.root_cause import RankState
 from ..rendezvous.messages import Detach
 from ..rendezvous.protocol import Broadcast, Channel, ProtocolError
 from .heartbeat import HeartbeatConnection
-from .liveness import BEATS, LOST, REACHABLE, SILENT, UNREACHABLE, Finding
+from .liveness import BEATS, LOST, REACHABLE, SILENT, UNREACHABLE
 from .peer_connection import DisconnectedError, PeerConnection
 
 TYPE_CHECKING = False
@@ -185,7 +185,9 @@ class PeerWatch:
             self._trust(connection)
             return
         was_suspect = connection in self._suspects
-        found = self._doubt(connection, now)
+        self._doubtful.add(connection)
+        found = connection.fault(now)
+        self._follow(connection)
         if found is None:
             return
         alike = [connection]
@@ -200,13 +202,6 @@ class PeerWatch:
     def _host_of(self, connection: HeartbeatConnection) -> set[int]:
         """The node of a peer; none, where it has no rank any more."""
         return {member.node_rank for member in self.members.get(connection, ())}
-
-    def _doubt(self, connection: HeartbeatConnection, now: float) -> Finding | None:
-        """Nothing has arrived from a peer: what is wrong with it, if that is known."""
-        self._doubtful.add(connection)
-        found = connection.fault(now)
-        self._follow(connection)
-        return found
 
     def _follow(self, connection: HeartbeatConnection) -> None:
         """Poll a doubtful peer in each turn, as long as its host is asked."""
