@@ -91,18 +91,18 @@ class Rank0Connection:
 
     def take_from(
         self,
-        connection: HeartbeatConnection,
+        connection: HeartbeatConnection,  # noqa: ARG002 - there is one
         rank: int,
         message: object,
         now: float,
     ) -> None:
         if isinstance(message, Detach):
             self._shell.apply(self.job.left(message), now)
-            self._end(connection, "", now)
+            self._end("", now)
         elif isinstance(message, Resumed):
-            self._resumed(connection, message, now)
+            self._resumed(message, now)
         elif isinstance(message, Refused):
-            self._refused(connection, message, now)
+            self._refused(message, now)
         else:
             self._shell.apply(self.job.told(rank, message, now), now)
 
@@ -116,7 +116,7 @@ class Rank0Connection:
     ) -> None:
         self._why_ended = str(error)
         if not self.returning.is_possible or self._is_goodbye(self._shell.root_cause):
-            self._lose(connection, self.peers.why_disconnected(_WHO, now), self._why_ended, now)
+            self._lose(self.peers.why_disconnected(_WHO, now), self._why_ended, now)
             return
         self.peers.end(connection)
         self._link.is_closed = True
@@ -151,9 +151,7 @@ class Rank0Connection:
         if until == inf:
             return
         if now >= until or is_refused(error):
-            self._lose(
-                self.connection, self.peers.why_disconnected(_WHO, now), self._why_ended, now
-            )
+            self._lose(self.peers.why_disconnected(_WHO, now), self._why_ended, now)
 
     def _go_on(self, new: NewConnection, now: float) -> bool:
         """Use a new connection in place of the old one, unless that is open; returns whether it is used."""
@@ -175,12 +173,8 @@ class Rank0Connection:
         connection.use_round(self._round)
         return True
 
-    def _resumed(
-        self,
-        connection: HeartbeatConnection,
-        message: Resumed,
-        now: float,
-    ) -> None:
+    def _resumed(self, message: Resumed, now: float) -> None:
+        connection = self.connection
         if not connection.is_closed:
             raise ProtocolError("answers what it was not asked")
         connection.confirm(message.received)
@@ -194,23 +188,17 @@ class Rank0Connection:
         else:
             self._shell.say(f"{self.job.name} reconnected")
 
-    def _refused(
-        self,
-        connection: HeartbeatConnection,
-        message: Refused,
-        now: float,
-    ) -> None:
-        if not connection.is_closed:
+    def _refused(self, message: Refused, now: float) -> None:
+        if not self.connection.is_closed:
             raise ProtocolError("sends Refused, which is only an answer")
-        self.lose(
-            connection, f"it refused to let this rank reconnect: {escape_control(message.why)}", now
-        )
+        why = f"it refused to let this rank reconnect: {escape_control(message.why)}"
+        self._lose(why, why, now)
 
     # A connection that is silent
 
     def lose_silent(
         self,
-        connection: HeartbeatConnection,  # noqa: ARG002
+        connection: HeartbeatConnection,  # noqa: ARG002 - there is one
         why: str,  # noqa: ARG002
         now: float,
     ) -> None:
@@ -239,7 +227,7 @@ class Rank0Connection:
 
     def reachable(
         self,
-        connection: HeartbeatConnection,  # noqa: ARG002
+        connection: HeartbeatConnection,  # noqa: ARG002 - there is one
         after: str,
         now: float,  # noqa: ARG002
     ) -> None:
@@ -263,33 +251,22 @@ class Rank0Connection:
 
     def lose(
         self,
-        connection: HeartbeatConnection,
+        connection: HeartbeatConnection,  # noqa: ARG002 - there is one
         why: str,
         now: float,
     ) -> None:
-        self._lose(connection, why, why, now)
+        self._lose(why, why, now)
 
-    def _lose(
-        self,
-        connection: HeartbeatConnection,
-        why: str,
-        how: str,
-        now: float,
-    ) -> None:
+    def _lose(self, why: str, how: str, now: float) -> None:
         effects = self.job.lost(why, now)
         if effects:
             self._rank_0.lost_at = clock_time()
         self._shell.apply(effects, now)
-        self._end(connection, how, now)
+        self._end(how, now)
 
-    def _end(
-        self,
-        connection: HeartbeatConnection,
-        why: str,
-        now: float,
-    ) -> None:
-        self.peers.forget(connection)
-        connection.close()
+    def _end(self, why: str, now: float) -> None:
+        self.peers.forget(self.connection)
+        self.connection.close()
         self._be_gone(why, now)
 
     def _be_gone(self, why: str, now: float) -> None:
