@@ -13,6 +13,7 @@ from ..base.dataclass import dataclass, replace
 from ..base.patterns import pattern
 from ..base.process import signal_name
 from ..base.text import escape_control, ranks_said
+from ..rendezvous.messages import escape_lines
 from ..rendezvous.protocol import (
     both,
     flag,
@@ -275,8 +276,7 @@ class RootCause:
 
     def escaped(self) -> RootCause:
         """The same without control characters: another process has sent it."""
-        lines = self.text.split("\n")
-        return replace(self, text="\n".join(map(escape_control, lines)))
+        return replace(self, text=escape_lines(self.text))
 
 
 class Circumstances(NamedTuple):

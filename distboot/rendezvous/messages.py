@@ -18,6 +18,7 @@ from .protocol import (
     VERSION,
     both,
     flag,
+    in_range,
     integer,
     nested,
     number,
@@ -56,9 +57,7 @@ port = integer(0, 65535, "port")
 cpu_list = both(text(4000), valid(is_list_of_cpus, "list of CPUs"))
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
-heartbeat_timeout = valid(
-    lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout"
-)
+heartbeat_timeout = in_range((int, float), 2, 86400, "heartbeat timeout")
 _problem = several(line, 3, least=3, what="error")
 _facts = shared(several(several(line, 2, least=2, what="list of names and values"), 100))
 # Names and values, as `host.shared_variables` bounds them
@@ -310,17 +309,17 @@ def as_error(problem: Problem, whose: str) -> DistbootError:
     code, message, hint = problem
     if code not in CODES:  # of a newer distboot
         code = "rank-failed"
-    message = _escaped(message)
+    message = escape_lines(message)
     if whose:
         message = f"{whose}: {message}"
     return DistbootError(
         code,
         message=message,
-        hint=_escaped(hint),
+        hint=escape_lines(hint),
     )
 
 
-def _escaped(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Without control characters, except for the ends of lines."""
     lines = text.split("\n")
     return "\n".join(map(escape_control, lines))

@@ -91,7 +91,7 @@ def valid(holds: Check, what: str) -> Check:
     return check
 
 
-def _in_range(kinds: tuple[type, ...], least: int, most: float, what: str) -> Check:
+def in_range(kinds: tuple[type, ...], least: int, most: float, what: str) -> Check:
     """Accept a number of exactly these types; a truth value is an instance of int."""
 
     def check_number(value: Any) -> Any:  # in one call, as there are many
@@ -119,7 +119,7 @@ def integer(
     what: str = "number",
 ) -> Check:
     """Accept an integer from `least` to `most`."""
-    return _in_range((int,), least, most, what)
+    return in_range((int,), least, most, what)
 
 
 def text(most: int) -> Check:
@@ -140,7 +140,7 @@ def both(first: Check, second: Check) -> Check:
 number = integer()
 flag = valid(lambda value: type(value) is bool, "truth value")
 time_or_duration = both(
-    _in_range((int, float), 0, LONGEST_TIME, "number of seconds"),
+    in_range((int, float), 0, LONGEST_TIME, "number of seconds"),
     float,
 )
 
