@@ -132,7 +132,8 @@ class Agent:
         Where rank 0 is lost each finds that out alone, and a claim ends with its process.
         """
         has_printed = self._claims is not None and bool(self._claims.topics)
-        if has_printed and self.shell.has_lost_rank_0:
+        has_lost_rank_0 = self.shell.facts.members[0].lost_at > 0
+        if has_printed and has_lost_rank_0:
             return _OTHERS_LOSE_RANK_0
         return 0.0
 

@@ -31,11 +31,11 @@ from ..job.root_cause import RankState, RootCause
 from ..rendezvous.events import clock_time
 from ..rendezvous.messages import Detach, Refused, Resume, Resumed
 from ..rendezvous.protocol import ProtocolError
-from ..rendezvous.worker import NoAnswerError
+from ..rendezvous.worker import NoAnswerError, UnreachableError
 from .heartbeat import HeartbeatConnection
 from .peer_connection import DisconnectedError, close_gracefully
 from .peer_watch import PeerWatch
-from .returning import NewConnection, Returning, is_refused
+from .returning import NewConnection, Returning
 from .shell import CAUSE, Shell
 
 TYPE_CHECKING = False
@@ -150,7 +150,9 @@ class Rank0Connection:
         until = self._link.return_until
         if until == inf:
             return
-        if now >= until or is_refused(error):
+        # Else its host answers, but its agent has ended
+        is_unreachable = isinstance(error, UnreachableError)
+        if now >= until or not is_unreachable:
             self._lose(self.peers.why_disconnected(_WHO, now), self._why_ended, now)
 
     def _go_on(self, new: NewConnection, now: float) -> bool:

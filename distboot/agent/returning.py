@@ -109,8 +109,3 @@ class Returning:
         self._outcomes.append(outcome)
         with suppress(OSError):
             self._wake.send(b"x")
-
-
-def is_refused(error: NoAnswerError) -> bool:
-    """Whether the host of rank 0 answers, but its agent has ended."""
-    return not isinstance(error, UnreachableError)

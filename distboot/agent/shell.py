@@ -105,10 +105,6 @@ class Shell:
         """Why the job ends, once that is known."""
         return self.facts.cause
 
-    @property
-    def has_lost_rank_0(self) -> bool:
-        return self.facts.members[0].lost_at > 0
-
     # Events
 
     def take(
