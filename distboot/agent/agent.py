@@ -78,7 +78,6 @@ class Agent:
         self.loop = EventLoop(self.shell)
         self.scripts = ScriptServer(
             joined,
-            self.ranks,
             self.shell,
             self.loop,
         )

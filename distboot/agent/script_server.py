@@ -102,14 +102,12 @@ class ScriptServer:
     def __init__(
         self,
         joined: Joined,
-        ranks: tuple[int, ...],
         shell: Shell,
         loop: EventLoop,
     ) -> None:
         assert joined.result is not None
         self._result: JoinResult = joined.result
         self._joined = joined
-        self._ranks = ranks
         self._shell = shell
         self._loop = loop
         self._sessions: list[_Session] = []
@@ -359,7 +357,7 @@ class ScriptServer:
         os.close(page)
 
     def _close_context(self, rank: int, session: _Session) -> None:
-        if rank == self._ranks[0]:
+        if rank == self._shell.facts.own[0].rank:
             self._joined.release_port()
         self._end_wait(rank)
         self._shell.stops.close(rank)
