@@ -76,7 +76,7 @@ class RankConnections:
         log: EventLog,
         *,
         # Of other nodes, by their first rank
-        addresses: Mapping[int, str] | None = None,
+        addresses: Mapping[int, str] = {},
         # Called when no rank gets ready any more: all are, or cannot be
         started: Callable[[], object] = lambda: None,
     ) -> None:

@@ -53,7 +53,7 @@ class Job(AgentJob):
         *,
         is_by_node: bool = False,
         # Of other nodes, as rank 0's agent sees them, by their first rank
-        addresses: Mapping[int, str] | None = None,
+        addresses: Mapping[int, str] = {},
     ) -> None:
         super().__init__(facts)
         self._keys = keys
@@ -70,7 +70,7 @@ class Job(AgentJob):
             is_by_node=is_by_node,
         )
         self.services: tuple[Service, ...] = (
-            CheckService(facts, self._emit, keys, addresses or {}),
+            CheckService(facts, self._emit, keys, addresses),
             KeyService(facts, self._emit, keys, self._agreement),
             SeparateModelsService(facts, self._emit),
             late,
