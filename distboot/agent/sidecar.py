@@ -76,12 +76,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         if files is not None:
             joined.record = files.record
         start_ended = partial(_start_ended, files, joined)
-        joined.wanted = _StillWanted(
-            control,
-            process,
-            launcher,
-            start_ended,
-        ).check
+        joined.wanted = _still_wanted(control, process, launcher, start_ended)
         with with_too_few_files():
             result = joined.join()
             # What the meeting has made stays as long as the job: the collector of cycles need not
@@ -208,33 +203,31 @@ class _Control:
             self.socket.sendall(OPEN.sign(message))
 
 
-class _StillWanted:
-    """Whether the script still wants to join, asked again and again while it does."""
+def _still_wanted(
+    control: _Control,
+    process: Process,
+    launcher: LauncherProcess | None,
+    start_ended: Callable[[StartEnded], object],
+) -> Callable[[], None]:
+    """What is called again and again while the ranks meet.
 
-    def __init__(
-        self,
-        control: _Control,
-        process: Process,
-        launcher: LauncherProcess | None,
-        start_ended: Callable[[StartEnded], object],
-    ) -> None:
-        self._control = control
-        self._launcher = launcher
-        self._start_ended = start_ended
-        self._poll = select.poll()
-        self._poll.register(control.socket, select.POLLIN)
-        if process.file is not None:
-            self._poll.register(process.file, select.POLLIN)
+    It raises if the script has ended or does not want to join, or its launcher is gone.
+    """
+    poll = select.poll()
+    poll.register(control.socket, select.POLLIN)
+    if process.file is not None:
+        poll.register(process.file, select.POLLIN)
 
-    def check(self) -> None:
-        """Raise if the script has ended or does not want to join, or its launcher is gone."""
-        if self._launcher is not None:
-            self._launcher.refuse_if_gone()
-        for file, _ in self._poll.poll(0):
-            if file != self._control.socket.fileno():  # the process has ended
+    def check() -> None:
+        if launcher is not None:
+            launcher.refuse_if_gone()
+        for file, _ in poll.poll(0):
+            if file != control.socket.fileno():  # the process has ended
                 raise _ScriptGoneError
-            for message in self._control.receive(StartEnded, Finish):
+            for message in control.receive(StartEnded, Finish):
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
-                self._start_ended(message)  # the script is being stopped
-                self._control.send(Written())
+                start_ended(message)  # the script is being stopped
+                control.send(Written())
+
+    return check
