@@ -32,7 +32,7 @@ from ..base.errors import DistbootError, reason_of
 from ..base.text import format_address
 from ..base.threads import start_without_signals
 from ..job.messages import LONGEST_SEEN, Probe, Probed
-from ..rendezvous.join import listening
+from ..rendezvous.connection_pool import listening
 
 _CONNECT = 0.9  # seconds
 _ANSWER = 0.5  # seconds for each answer on a connection

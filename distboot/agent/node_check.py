@@ -17,7 +17,7 @@ from ..base.text import without_mapping
 from ..base.threads import start_without_signals
 from ..host.accelerators import has_accelerators
 from ..job.messages import LONGEST_SEEN, MOST_SEEN, NodeSeen, Probe, Probeable, Probed
-from ..rendezvous.join import PortInUse
+from ..rendezvous.connection_pool import PortInUse
 from .calls import Calls
 
 TYPE_CHECKING = False

@@ -25,7 +25,8 @@ from functools import partial
 from ..base.dataclass import as_dict, dataclass
 from ..base.errors import DistbootError, already_joined
 from ..base.process import Process, peer_of
-from ..rendezvous.join import Joined, PortInUse, listening
+from ..rendezvous.connection_pool import PortInUse, listening
+from ..rendezvous.join import Joined
 from ..rendezvous.membership import JoinResult
 from ..rendezvous.messages import (
     Answer,

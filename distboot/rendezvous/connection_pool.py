@@ -23,6 +23,7 @@ for it, and a peer that does not read is dropped. One refusal costs one line at 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import selectors
 import socket
@@ -32,6 +33,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ..base.dataclass import dataclass, field
+from ..base.errors import too_few_files
 from ..base.patterns import pattern
 from ..base.text import escape_control, format_address
 from .messages import LONGEST_TEXT, Refused
@@ -87,6 +89,38 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int) -> int
             "(ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft
+
+
+class PortInUse(Exception):  # noqa: N818 - an answer, not an error
+    """Another process has a port; the text tells how that was found out."""
+
+
+def listening(port: int) -> socket.socket:
+    """A socket that listens at a port, for IPv4 and IPv6; `PortInUse`: it cannot.
+
+    Raises:
+        OSError: this process may open no more files, and so has none for any port.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET
+    if is_dual:
+        family = socket.AF_INET6
+    try:
+        return socket.create_server(
+            ("", port),
+            family=family,
+            backlog=socket.SOMAXCONN,  # all ranks may come at one time
+            dualstack_ipv6=is_dual,
+        )
+    except OSError as error:
+        if too_few_files(error) is not None:
+            raise
+        why = str(error)
+        if error.errno:
+            # Its own text has the port once more: "Address already in use (while attempting to
+            # bind on address …)".
+            why = os.strerror(error.errno)
+        raise PortInUse(why) from None
 
 
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]]) -> None:
@@ -280,17 +314,8 @@ class ConnectionPool:
     def listen_also(self) -> int:
         """Accept at a second port, too, which stays with this process; 0: none is free."""
         try:
-            family = self._listener.family
-            is_ipv6 = family == socket.AF_INET6
-            is_dual = is_ipv6 and socket.has_dualstack_ipv6()
-            # All ranks may return at one time
-            listener = socket.create_server(
-                ("", 0),
-                family=family,
-                backlog=socket.SOMAXCONN,
-                dualstack_ipv6=is_dual,
-            )
-        except OSError:
+            listener = listening(0)
+        except (PortInUse, OSError):
             return 0
         self._listeners.append(listener)
         listener.setblocking(False)

@@ -11,11 +11,11 @@ from contextlib import suppress
 from functools import partial
 
 from ..base.dataclass import dataclass, field, replace
-from ..base.errors import DistbootError, too_few_files
+from ..base.errors import DistbootError
 from ..base.process import peer_of
 from ..base.text import escape_control, log_line
 from ..host import lease_name, network
-from .connection_pool import allow_files
+from .connection_pool import PortInUse, allow_files, listening
 from .events import Event, EventLog, own_clock
 from .membership import LOOPBACK, JoinPlan, JoinResult
 
@@ -290,10 +290,6 @@ def _is_own(family: int, address: Sequence[object]) -> bool:
     return True
 
 
-class PortInUse(Exception):  # noqa: N818 - an answer, not an error
-    """Another process has a port; the text tells how that was found out."""
-
-
 class PortInUseByThisJob(PortInUse):
     """A process of this very job has the port: two processes are rank 0."""
 
@@ -351,34 +347,6 @@ def _names(port: int, plan: JoinPlan) -> Iterator[tuple[str, type[PortInUse]]]:
     if not plan.secret:
         yield f"{name}-{plan.job}", PortInUseByThisJob
     yield name, PortInUse
-
-
-def listening(port: int) -> socket.socket:
-    """A socket that listens at a port, for IPv4 and IPv6; `PortInUse`: it cannot.
-
-    Raises:
-        OSError: this process may open no more files, and so has none for any port.
-    """
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET
-    if is_dual:
-        family = socket.AF_INET6
-    try:
-        return socket.create_server(
-            ("", port),
-            family=family,
-            backlog=socket.SOMAXCONN,
-            dualstack_ipv6=is_dual,
-        )
-    except OSError as error:
-        if too_few_files(error) is not None:
-            raise
-        why = str(error)
-        if error.errno:
-            # Its own text has the port once more: "Address already in use (while attempting to
-            # bind on address …)".
-            why = os.strerror(error.errno)
-        raise PortInUse(why) from None
 
 
 def _describe_holder(port: int) -> str:

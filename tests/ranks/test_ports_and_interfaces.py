@@ -21,7 +21,8 @@ from supervised import Start, until
 from distboot import DistbootError, detect
 from distboot.host import free_port, network, sockets
 from distboot.rendezvous import join
-from distboot.rendezvous.join import PortInUse, PortLease, listening
+from distboot.rendezvous.connection_pool import PortInUse, listening
+from distboot.rendezvous.join import PortLease
 from distboot.rendezvous.plan import candidate_ports
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
