@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..job import effects as of_job
-from ..job.agent_job import AgentJob
+from ..job.follower import Follower
+from ..job.job import Job
 from .peer_watch import PeerWatch
 
 Appliers = Mapping[type, Callable[[Any, float], object]]
@@ -19,8 +20,8 @@ class Connections(Protocol):
     appliers: Appliers  # of the effects that only this kind has
 
     @property
-    def job(self) -> AgentJob:
-        """What decides."""
+    def job(self) -> Job | Follower:
+        """What decides: it hears of events, and returns the effects that they lead to."""
 
     def turn(self, now: float) -> None:
         """In each turn of the loop: what is due of the connections."""

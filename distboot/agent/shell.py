@@ -31,7 +31,8 @@ from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..job.agent_job import AgentJob
+    from ..job.follower import Follower
+    from ..job.job import Job
     from ..job.root_cause import RootCause
     from .connections import Connections
     from .peer_watch import PeerWatch
@@ -93,7 +94,7 @@ class Shell:
         self._appliers.update(connections.appliers)
 
     @property
-    def job(self) -> AgentJob:
+    def job(self) -> Job | Follower:
         return self.connections.job
 
     @property

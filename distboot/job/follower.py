@@ -135,15 +135,18 @@ class Follower(AgentJob):
         return self._emitted()
 
     def tick(self, now: float) -> list[Effect]:
+        """Time has passed."""
         late = [rank for rank, wait in self.facts.waits.items() if now >= wait.until]
         self._answer_for_rank_0(late, now)
         return self._emitted()
 
     def due(self) -> float:
+        """When `tick` is to be called next."""
         ends = [wait.until for wait in self.facts.waits.values()]
         return min(ends, default=inf)
 
     def stays_until(self) -> float:
+        """Until when the agent waits for other ranks, once its own have ended."""
         return stay.of_others(self.facts, self.link)
 
     def left(self, message: Detach) -> list[Effect]:

@@ -143,15 +143,18 @@ class Job(AgentJob):
         return self._settled()
 
     def tick(self, now: float) -> list[Effect]:
+        """Time has passed."""
         self._now = now
         for service in self.services:
             service.tick(now)
         return self._settled()
 
     def due(self) -> float:
+        """When `tick` is to be called next."""
         return min(service.due() for service in self.services)
 
     def stays_until(self) -> float:
+        """Until when the agent waits for other ranks, once its own have ended."""
         return stay.of_rank_0(self.facts)
 
     # What is known of a rank
