@@ -175,7 +175,8 @@ class Stopping:
             self._of.loop.call_at(now + _POLLING, self._end_waiting)
             return
         if self._is_stopped:
-            self._say_sleeps(now)
+            seconds = now - max(self._asked_at, self._ran_at)
+            self._of.say(_SLEEPS.format(seconds), event="killed")
         self._of.shell.stops.end(self._of.rank)
         self._of.loop.call_at(now + _POLLING, self._kill_waiting)
 
@@ -184,10 +185,6 @@ class Stopping:
         if self.listens and not self._of.has_ended:
             self._of.say(_WAITS, event="killed")
             self.kill()
-
-    def _say_sleeps(self, now: float) -> None:
-        seconds = now - max(self._asked_at, self._ran_at)
-        self._of.say(_SLEEPS.format(seconds), event="killed")
 
     def _is_busy(self, now: float) -> bool:
         """Whether it has used a processor, a disk or a network since it was asked to stop."""
