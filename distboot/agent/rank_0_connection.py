@@ -115,7 +115,7 @@ class Rank0Connection:
         now: float,
     ) -> None:
         self._why_ended = str(error)
-        if not self.returning.is_possible or self._is_goodbye(self._shell.root_cause):
+        if not self.returning.is_possible or self._is_goodbye():
             self._lose(self.peers.why_disconnected(_WHO, now), self._why_ended, now)
             return
         self.peers.end(connection)
@@ -125,13 +125,14 @@ class Rank0Connection:
             self._link.return_until = min(self._link.return_until, now + _RETURN_TIMEOUT)
         self.returning.start(now)
 
-    def _is_goodbye(self, cause: RootCause | None) -> bool:
+    def _is_goodbye(self) -> bool:
         """Whether rank 0 has ended the connection on purpose.
 
         So it does with the rank that failed first, whose exit code the launcher has to see before
         all others: it waits for the end of this agent.
         """
-        return cause is not None and not self._shell.facts.running()
+        facts = self._shell.facts
+        return facts.cause is not None and not facts.running()
 
     def _poll_return(self, now: float) -> None:
         outcome = self.returning.poll(now)
