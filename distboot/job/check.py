@@ -197,7 +197,7 @@ class CheckService(Service):
         """Let these nodes probe the next one, as far as both can."""
         self._number += 1
         for node in nodes:
-            neighbor = self._nodes[self._after(node)]
+            neighbor = self._next_to(node)
             is_alone = node is neighbor
             if is_alone or node.at is None or neighbor.at is None:
                 continue
@@ -210,14 +210,14 @@ class CheckService(Service):
             )
             self._emit(Send(probe, (node.rank,)))
 
-    def _after(self, node: _Node) -> int:
-        return (node.number + 1) % len(self._nodes)
+    def _next_to(self, node: _Node) -> _Node:
+        return self._nodes[(node.number + 1) % len(self._nodes)]
 
     def _links(self) -> list[Link]:
         """The links that were probed; that a node has left is no problem of its link."""
         links = []
         for node in self._nodes:
-            neighbor = self._nodes[self._after(node)]
+            neighbor = self._next_to(node)
             probes = node.probes
             if node.has_left or neighbor.has_left:
                 probes = list(filterfalse(_problem, probes))
