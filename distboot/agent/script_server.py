@@ -252,7 +252,8 @@ class ScriptServer:
             return
         match message:
             case Ready() | Arrive():
-                self._hold(rank, session)
+                if self._result.membership.world_size > 1:  # else any process may be the rank
+                    self._holders[rank] = session
                 reply = partial(self._answer, session)
                 self._shell.ask(rank, message, reply, now)
             case Leave():
@@ -280,12 +281,6 @@ class ScriptServer:
         others = {pid} - {0, own}
         # Its child may have the connection, too
         return next(filter(_runs, others), 0)
-
-    def _hold(self, rank: int, session: _Session) -> None:
-        """This process is the rank from now on; in a world of one, any may be that."""
-        membership = self._result.membership
-        if membership.world_size > 1:
-            self._holders[rank] = session
 
     def _release(self, session: _Session) -> None:
         if session.rank is not None and self._holders.get(session.rank) is session:
