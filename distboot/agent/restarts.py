@@ -124,8 +124,11 @@ class Restarts:
 
         `met_at`: when, by `job_time`.
         """
-        if is_rank_0 and round_ > self.round:
-            self._report_lost_record(round_, most)
+        if is_rank_0 and round_ > self.round:  # in place of rank 0's agent of an earlier round
+            lost = lost_rounds(round_)
+            self.rounds.append(lost)
+            text = f"restart {round_} of {most}: {lost['text']}"
+            log_line(self._who, text, event="restart", round=round_)
         self.round = round_
         self.cause = None
         self.unsaid = ()
@@ -133,13 +136,6 @@ class Restarts:
         self._policy.begin(round_, most)
         self._start = time.monotonic()
         self._met_at = met_at
-
-    def _report_lost_record(self, round_: int, most: int) -> None:
-        """This process has replaced rank 0's agent of an earlier round."""
-        lost = lost_rounds(round_)
-        self.rounds.append(lost)
-        text = f"restart {round_} of {most}: {lost['text']}"
-        log_line(self._who, text, event="restart", round=round_)
 
     def decided(
         self,
