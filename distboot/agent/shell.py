@@ -47,7 +47,10 @@ CAUSE = "cause"  # the topic of the line that says why the job ends
 class Shell:
     """The io of one agent. All times are those of `time.monotonic`."""
 
-    connections: Connections  # given by the connections themselves
+    # Given by the connections themselves
+    connections: Connections
+    peers: PeerWatch
+    job: Job | Follower
 
     def __init__(
         self,
@@ -91,15 +94,9 @@ class Shell:
     def use(self, connections: Connections) -> None:
         """The connections of this agent, with its job."""
         self.connections = connections
+        self.peers = connections.peers
+        self.job = connections.job
         self._appliers.update(connections.appliers)
-
-    @property
-    def job(self) -> Job | Follower:
-        return self.connections.job
-
-    @property
-    def peers(self) -> PeerWatch:
-        return self.connections.peers
 
     @property
     def root_cause(self) -> RootCause | None:
