@@ -12,7 +12,6 @@ it can keep the agent from other work.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
@@ -23,7 +22,7 @@ from contextlib import closing, suppress
 from functools import partial
 
 from ..base.dataclass import as_dict, dataclass
-from ..base.errors import DistbootError, already_joined
+from ..base.errors import DistbootError, already_joined, too_few_files
 from ..base.process import Process, peer_of
 from ..rendezvous.connection_pool import PortInUse, listening
 from ..rendezvous.join import Joined
@@ -174,7 +173,7 @@ class ScriptServer:
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if too_few_files(error) is not None:
                     self._make_room_for_files(listener, now)
                 return  # else none is left
             if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:

@@ -22,7 +22,6 @@ for it, and a peer that does not read is dropped. One refusal costs one line at 
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import selectors
@@ -327,7 +326,7 @@ class ConnectionPool:
             try:
                 connection, at = listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if too_few_files(error) is not None:
                     self._make_room_for_files()
                 return  # else the peer has disconnected again
             if len(self._peers) >= self.room:
