@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 
 from ..base.errors import UNKNOWN_RANK, DistbootError
 from ..base.text import short_repr
@@ -20,7 +19,7 @@ from .claim import Claim
 from .env_reader import container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher
-from .order import LAUNCHERS, left_overs, present
+from .order import LAUNCHERS, present, related
 from .placement import NO_LAUNCHER, Placement
 from .readings import Environment, claimed, markers_present, read_placement
 
@@ -112,18 +111,12 @@ def _innermost(environment: Environment) -> Placement:
                 launchers,
                 candidates,
             )
-            checked = _checks()
+            from .conflicts import checked  # here, as a process that is alone needs none
+
             notes += checked(claim)
             return _with_notes(placement, notes)
         notes += _notes_on_unclaimed(launcher, environment.without_ours)
     return _with_notes(_alone(launchers, environment.without_ours), notes)
-
-
-@cache
-def _checks() -> Callable[[Claim], list[str]]:
-    from .conflicts import checked  # here, as a process that is alone needs none
-
-    return checked
 
 
 def _with_notes(placement: Placement, notes: Sequence[str]) -> Placement:
@@ -151,7 +144,8 @@ def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placeme
     """The placement of a process that none of these launchers claims."""
     for launcher in launchers:
         launcher.refuse_unclaimed(environ)
-    left_over.refuse(left_overs(environ), environ)
+    for launcher in related(environ):
+        left_over.refuse(launcher.left_over, environ)
     return read_placement(LAUNCHERS[NO_LAUNCHER], environ)
 
 

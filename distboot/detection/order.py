@@ -10,12 +10,11 @@ A launcher's file is loaded only where one of its variables is set: most process
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
 from .launchers import Launcher, of_platform
-from .left_over import LeftOver
 from .node_platform import NodePlatform
 
 
@@ -119,26 +118,12 @@ for _entry in INNERMOST_FIRST:
     for _variable in _entry.variables:
         _BY_VARIABLE.setdefault(_variable, []).append(_entry.name)
 
-# Of the variables that have been looked up: marker or trigger -> the names of the launchers to ask,
-# and variable -> what it proves, with its place in the order
-_ASKED: dict[str, set[str]] = {}
-_LEFT_OVERS: dict[str, tuple[int, LeftOver]] = {}
-_looked_up: set[str] = set()
-
 
 class _Launchers(Mapping[str, Launcher]):
     """The records by name, the innermost first, each loaded when it is asked for."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Launcher] = {}
-
     def __getitem__(self, name: str) -> Launcher:
-        record = self._loaded.get(name)
-        if record is None:
-            entry = _ENTRIES[name]
-            record = _load(entry)
-            self._loaded[name] = record
-        return record
+        return _load(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_ENTRIES)
@@ -147,7 +132,9 @@ class _Launchers(Mapping[str, Launcher]):
         return len(_ENTRIES)
 
 
-def _load(entry: Entry) -> Launcher:
+@cache
+def _load(name: str) -> Launcher:
+    entry = _ENTRIES[name]
     file = import_module(f".launchers.{entry.file}", __package__)
     record: Launcher | NodePlatform = getattr(file, entry.name.upper())
     if isinstance(record, NodePlatform):
@@ -164,55 +151,21 @@ def related(environ: Collection[str]) -> list[Launcher]:
     keys = families.union(environ)
     found = keys & _BY_VARIABLE.keys()
     names: set[str] = set()
-    for key in found:
-        launchers = _BY_VARIABLE[key]
-        names.update(launchers)
-    return _in_order(names)
+    names.update(*map(_BY_VARIABLE.__getitem__, found))
+    in_order = sorted(names, key=_PLACES.__getitem__)
+    return list(map(LAUNCHERS.__getitem__, in_order))
 
 
 def present(environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers that may have started a process with this environment, the innermost first."""
-    variables = environ.keys()
-    new = variables - _looked_up
-    if new:
-        _look_up(new)
-    asked = variables & _ASKED.keys()
-    names: set[str] = set()
-    for variable in asked:
-        names |= _ASKED[variable]
-    return _in_order(names)
-
-
-def _in_order(names: Iterable[str]) -> list[Launcher]:
+    names = environ.keys()
     found = []
-    for name in sorted(names, key=_PLACES.__getitem__):
-        launcher = LAUNCHERS[name]
-        found.append(launcher)
+    for launcher in related(environ):
+        asked_for = launcher.markers + launcher.triggers
+        is_present = not names.isdisjoint(asked_for)
+        if is_present:
+            found.append(launcher)
     return found
-
-
-def left_overs(environ: Mapping[str, str]) -> list[LeftOver]:
-    """The variables there that prove a launcher, of the innermost first; after `present`."""
-    names = environ.keys() & _LEFT_OVERS.keys()
-    ordered = sorted(names, key=lambda name: _LEFT_OVERS[name][0])
-    found = []
-    for name in ordered:
-        _, left_over = _LEFT_OVERS[name]
-        found.append(left_over)
-    return found
-
-
-def _look_up(variables: AbstractSet[str]) -> None:
-    """Load the files of these variables."""
-    for launcher in related(variables):
-        place = 100 * _PLACES[launcher.name]
-        asked = launcher.markers + launcher.triggers
-        for name in asked:
-            names = _ASKED.setdefault(name, set())
-            names.add(launcher.name)
-        for number, left_over in enumerate(launcher.left_over):
-            _LEFT_OVERS[left_over.name] = (place + number, left_over)
-    _looked_up.update(variables)
 
 
 def node_platforms(launchers: Iterable[Launcher]) -> list[NodePlatform]:
