@@ -10,19 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isnan, nan
 
+from .placement import NUMBERS
+
 _ONLY_IF = {True: 0, False: nan}
 _DO_NOT_FIT = "{world_size}, {local_world_size}, {num_nodes} do not fit together"
-
-
-class _Descriptions(dict[str, str]):
-    """Fields as messages show them, each made when a message has it."""
-
-    def __init__(self, describe: Callable[[str], str]) -> None:
-        super().__init__()
-        self._describe = describe
-
-    def __missing__(self, field: str) -> str:
-        return self._describe(field)
 
 
 def contradictions(
@@ -63,9 +54,12 @@ def contradictions(
     found = [sentence for is_wrong, sentence in checks if is_wrong]
     if not found:
         return []
-    described = _Descriptions(describe)
-    place = {"local_rank": local_rank, "local_world_size": here, "node_rank": node_rank}
-    described["place"] = ", ".join(describe(field) for field in place if not isnan(place[field]))
+    described = {}
+    for field, number in zip(NUMBERS, numbers, strict=True):
+        if number is not None:
+            described[field] = describe(field)
+    place = map(described.get, ("local_rank", "local_world_size", "node_rank"))
+    described["place"] = ", ".join(filter(None, place))
     return [sentence.format_map(described) for sentence in found]
 
 
