@@ -79,10 +79,6 @@ class Export(NamedTuple):
     digest: str  # of its value; empty: it is cleared
     previous: str | None  # None: it was not set
 
-    def is_in(self, name: str, environ: Mapping[str, str]) -> bool:
-        """Whether the variable of this name is still as distboot left it."""
-        return digest(environ.get(name)) == self.digest
-
 
 class InheritedEnv(NamedTuple):
     """What `DISTBOOT_PLACEMENT` says; all is empty where it is not set."""
@@ -141,7 +137,7 @@ class InheritedEnv(NamedTuple):
         """The variables that are still as distboot left them, with their previous values."""
         same = {}
         for name, export in self.exported.items():
-            if export.is_in(name, environ):
+            if digest(environ.get(name)) == export.digest:
                 same[name] = export.previous
         changed = self.exported.keys() - same.keys()
         if changed & _NUMBERED:
