@@ -34,6 +34,10 @@ class Given(NamedTuple):
     value: object
     code: str  # of the error if it is not valid
 
+    def error(self, why: str, hint: str) -> DistbootError:
+        """The error for this value: why it is not valid, and what to do."""
+        return DistbootError(self.code, f"{self.text} {why}", hint)
+
 
 Reader = Callable[[Given], object]
 
@@ -77,18 +81,15 @@ def absolute_path(given: Given) -> str:
     # A folder that is there is refused where it is opened
     is_new_folder = path.endswith(os.sep) and not os.path.isdir(path)
     if is_new_folder:
-        raise DistbootError(
-            given.code,
-            f"{given.text} is a folder, not a file",
+        raise given.error(
+            "is a folder, not a file",
             "add the name of the file",
         )
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:
-        problem = f"{given.text} is relative to a working directory that does not exist any more"
-        raise DistbootError(
-            given.code,
-            problem,
+        raise given.error(
+            "is relative to a working directory that does not exist any more",
             "give an absolute path",
         ) from error
 
@@ -107,11 +108,7 @@ def _in_range(given: Given, *, may_be_0: bool) -> float:
     least, hint = _RANGES[may_be_0]
     number = _number_of_seconds(given.value)
     if not least <= number <= _LONGEST:
-        raise DistbootError(
-            given.code,
-            f"{given.text} is not a valid number of seconds",
-            hint,
-        )
+        raise given.error("is not a valid number of seconds", hint)
     return number
 
 
@@ -133,12 +130,9 @@ def heartbeat_seconds(given: Given) -> float:
     """A number of at least 2, as a busy machine may take a second to answer."""
     found = seconds(given)
     if found < _SHORTEST_HEARTBEAT:
-        hint = "use 2 to 86400 seconds; 15 is enough for a busy machine"
-        problem = f"{given.text} is shorter than {_SHORTEST_HEARTBEAT:g} s"
-        raise DistbootError(
-            given.code,
-            problem,
-            hint,
+        raise given.error(
+            f"is shorter than {_SHORTEST_HEARTBEAT:g} s",
+            "use 2 to 86400 seconds; 15 is enough for a busy machine",
         )
     return found
 
@@ -147,10 +141,8 @@ def seconds_since_1970(given: Given) -> int:
     """`"1763888400"` -> 1763888400."""
     found = digits(str(given.value), 11)
     if found is None:
-        problem = f"{given.text} is not a time in seconds since 1970"
-        raise DistbootError(
-            given.code,
-            problem,
+        raise given.error(
+            "is not a time in seconds since 1970",
             "date +%s prints the time now",
         )
     return found
@@ -160,9 +152,8 @@ def number_of_restarts(given: Given) -> int:
     """`"3"` -> 3."""
     found = digits(str(given.value), 5)
     if found is None:
-        raise DistbootError(
-            given.code,
-            f"{given.text} is not a valid number of restarts",
+        raise given.error(
+            "is not a valid number of restarts",
             "use 0 to 99999",
         )
     return found
@@ -197,16 +188,11 @@ def _refuse_unless_in(given: Given, choices: tuple[str, ...], more: str = "") ->
     if given.value in choices:
         return
     *first, last = choices
-    problem = f"{given.text} is neither {', '.join(first)} nor {last}"
+    listed = ", ".join(first)
+    how = "unset it, or set it to"
     if given.code == "usage":
-        hint = f"use {', '.join(first)} or {last}"
-    else:
-        hint = f"unset it, or set it to {', '.join(first)} or {last}"
-    raise DistbootError(
-        given.code,
-        problem,
-        hint + more,
-    )
+        how = "use"
+    raise given.error(f"is neither {listed} nor {last}", f"{how} {listed} or {last}{more}")
 
 
 def nproc_per_node(given: Given) -> str:
@@ -214,17 +200,13 @@ def nproc_per_node(given: Given) -> str:
     text = str(given.value)
     if text in ("auto", "gpu", "cpu") or digits(text, 4):
         return text
-    problem = f"{given.text} is neither a number of processes nor auto, gpu or cpu"
+    why = "is neither a number of processes nor auto, gpu or cpu"
     if text.isdecimal():
-        problem = f"{given.text} is not 1 to 9999 processes"
-    hint = "use the number of ranks of each node"
-    if given.code != "usage":
-        hint = "unset it, or set it to the number of ranks of each node"
-    raise DistbootError(
-        given.code,
-        problem,
-        hint,
-    )
+        why = "is not 1 to 9999 processes"
+    how = "unset it, or set it to"
+    if given.code == "usage":
+        how = "use"
+    raise given.error(why, f"{how} the number of ranks of each node")
 
 
 def stop_signals(given: Given) -> tuple[int, ...]:
@@ -266,10 +248,8 @@ def name_patterns(given: Given) -> tuple[str, ...]:
 def notice_provider(given: Given) -> str:
     """A cloud whose stop notices distboot can read."""
     if given.value not in ("azure", "aws"):
-        problem = f"{given.text} is not a provider of stop notices"
-        raise DistbootError(
-            given.code,
-            problem,
+        raise given.error(
+            "is not a provider of stop notices",
             "use azure or aws, or unset it",
         )
     return str(given.value)
@@ -280,10 +260,8 @@ def host_and_port(given: Given) -> str:
     text = str(given.value)
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[1]) > _LARGEST_PORT:
-        problem = f"{given.text} is not a host with a port"
-        raise DistbootError(
-            given.code,
-            problem,
+        raise given.error(
+            "is not a host with a port",
             "unset it, or use HOST:PORT",
         )
     return text

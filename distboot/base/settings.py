@@ -385,7 +385,7 @@ def supervision_settings(
         hang_after = None
     stop_at, stop_reason = _stop_before_end(environ)
     return SupervisionSettings(
-        grace_setting(environ, grace),
+        value_of("DISTBOOT_GRACE", environ, grace),
         value_of("DISTBOOT_REPORT", environ, report),
         detects=value_of("DISTBOOT_FAILURE_DETECTION", environ),
         stop_signals=value_of("DISTBOOT_STOP_SIGNALS", environ),
@@ -491,12 +491,6 @@ def share_env_setting(environ: Mapping[str, str]) -> tuple[str, ...]:
 def rendezvous_setting(environ: Mapping[str, str]) -> bool:
     """Whether the ranks meet before the framework starts."""
     found: bool = value_of("DISTBOOT_RENDEZVOUS", environ)
-    return found
-
-
-def grace_setting(environ: Mapping[str, str], given: str | float | None) -> float:
-    """Seconds between TERM and KILL; `given` by --grace."""
-    found: float = value_of("DISTBOOT_GRACE", environ, given)
     return found
 
 

@@ -279,7 +279,7 @@ def complete(
     options.join_timeout = settings.join_timeout_setting(
         environ, options.join_timeout, "--join-timeout"
     )
-    options.grace = settings.grace_setting(environ, options.grace)
+    options.grace = settings.value_of("DISTBOOT_GRACE", environ, options.grace)
     options.check = settings.value_of("DISTBOOT_CHECK", environ, options.check)
     options.bind = settings.value_of("DISTBOOT_BIND", environ, options.bind)
     options.restarts = _restarts_of(options, environ)
