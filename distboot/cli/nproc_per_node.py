@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
@@ -76,45 +75,21 @@ def _several(options: SimpleNamespace, placement: Placement, started: str) -> Di
 
 
 def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
-    """How many accelerators or CPUs this process sees."""
-    counted = _COUNTED[wanted]
-    for count in counted.counts:
-        found = count(environ)
-        if found:
-            return found
-    raise DistbootError(
-        "usage",
-        f"--nproc-per-node {wanted}{counted.nothing_found} here",
-        "give the number of processes",
-    )
+    """How many accelerators this process sees, or CPUs: with `auto` if there are none."""
+    found: int | None = None
+    if wanted != "cpu":
+        from ..host import accelerators  # here, as most processes start no others
 
-
-def _count_accelerators(environ: Mapping[str, str]) -> int:
-    from ..host import accelerators  # here, as most processes start no others
-
-    visible = accelerators.visible(environ)
-    return len(visible)
-
-
-def _count_allowed_cpus(_: Mapping[str, str]) -> int | None:
-    return cpus.affinity()
-
-
-def _count_cpus(_: Mapping[str, str]) -> int | None:
-    return os.cpu_count()
-
-
-class _Counted(NamedTuple):
-    """What is counted for a value of --nproc-per-node; the first count above 0 is taken."""
-
-    counts: tuple[Callable[[Mapping[str, str]], int | None], ...]
-    nothing_found: str  # why there is nothing to count
-
-
-_CPUS = (_count_allowed_cpus, _count_cpus)
-_NO_CPUS = ", and the number of CPUs is not known"
-_COUNTED = {
-    "gpu": _Counted((_count_accelerators,), ": no accelerator is visible"),
-    "cpu": _Counted(_CPUS, _NO_CPUS),
-    "auto": _Counted((_count_accelerators, *_CPUS), _NO_CPUS),
-}
+        visible = accelerators.visible(environ)
+        found = len(visible)
+    nothing_found = ": no accelerator is visible"
+    if wanted != "gpu":
+        found = found or cpus.affinity() or os.cpu_count()
+        nothing_found = ", and the number of CPUs is not known"
+    if not found:
+        raise DistbootError(
+            "usage",
+            f"--nproc-per-node {wanted}{nothing_found} here",
+            "give the number of processes",
+        )
+    return found
