@@ -167,12 +167,14 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     if _is_flag(target):
         options, target = _parsed_with_flag(words, target, environ)
     drops_separator = torchrun_options.has_any(options)
-    if options.share_env is not None:
-        settings.value_of("DISTBOOT_SHARE_ENV", environ, options.share_env)
-        environ["DISTBOOT_SHARE_ENV"] = options.share_env
-    if options.log_format is not None:
-        settings.value_of("DISTBOOT_LOG_FORMAT", environ, options.log_format)
-        environ["DISTBOOT_LOG_FORMAT"] = options.log_format
+    for_ranks = {
+        "DISTBOOT_SHARE_ENV": options.share_env,
+        "DISTBOOT_LOG_FORMAT": options.log_format,
+    }
+    for variable, value in for_ranks.items():
+        if value is not None:
+            settings.value_of(variable, environ, value)  # refuses what is not valid
+            environ[variable] = value
     options.nproc_per_node = _nproc_per_node(options, environ)
     environ.pop("DISTBOOT_NPROC_PER_NODE", None)
     if not target:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from operator import methodcaller
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -220,8 +219,7 @@ def _is_without_mpi(placement: Placement, environ: Mapping[str, str]) -> bool:
     starts = LAUNCHERS[placement.launcher].mpi
     if starts in ("yes", "no"):
         return starts == "no"
-    is_offer = methodcaller("startswith", _OFFERS_OF_MPI)
-    return not any(map(is_offer, environ))
+    return not any(name.startswith(_OFFERS_OF_MPI) for name in environ)
 
 
 def _framework_without_variables(

@@ -333,7 +333,7 @@ def _unnumbered(nodes: int | None) -> DistbootError:
         "usage",
         f"--nnodes {nodes}, but --node-rank is missing, and no launcher numbers the nodes",
         "add --node-rank N, from 0 on, and --master-addr; or let a launcher start this command "
-        f"once on each node (srun --ntasks={nodes or 'N'} --ntasks-per-node=1)",
+        f"once on each node (srun --ntasks={nodes} --ntasks-per-node=1)",
     )
 
 
