@@ -43,8 +43,7 @@ def show(arguments: list[str]) -> int:
         return 0
     placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
-    placement = _with_unused(placement, options.launcher)
-    placement = _with_launcher_above(placement, options.launcher)
+    placement = _with_more_notes(placement, options.launcher)
     if options.json:
         emit(json.dumps(placement.as_dict()))
     else:
@@ -60,22 +59,16 @@ def where() -> str:
         return printed(error).rstrip()
 
 
-def _with_unused(placement: Placement, launcher: str | None) -> Placement:
-    """The placement with a note on tasks and hosts that the job leaves unused."""
+def _with_more_notes(placement: Placement, launcher: str | None) -> Placement:
+    """The placement with notes on what the job leaves unused, and on a launcher above it."""
+    notes = list(placement.notes)
     unused = surroundings.unused(placement, os.environ, launcher)
-    if unused is None:
-        return placement
-    note = f"{surroundings.described(placement, unused)}: {unused.remedy}"
-    return placement._replace(notes=(*placement.notes, note))
-
-
-def _with_launcher_above(placement: Placement, launcher: str | None) -> Placement:
-    """The placement with a note on a launcher that has started it without its variables."""
+    if unused is not None:
+        notes.append(f"{surroundings.described(placement, unused)}: {unused.remedy}")
     above = find_launcher_above(placement, os.environ, launcher)
-    if above is None:
-        return placement
-    note = f"{above.described}: {above.remedy}"
-    return placement._replace(notes=(*placement.notes, note))
+    if above is not None:
+        notes.append(f"{above.described}: {above.remedy}")
+    return placement._replace(notes=tuple(notes))
 
 
 def _table(placement: Placement) -> str:

@@ -53,10 +53,13 @@ _LAUNCHER_VARIABLE = pattern(
     r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
     r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NUM_NODES|MASTER_(ADDR|PORT))$"
 )
-# Variables of distboot that would replace the launch: a user or an outer distboot sets them
-_OTHER_LAUNCH = frozenset({"DISTBOOT_LAUNCHER", "DISTBOOT_NPROC_PER_NODE", *RANK, *INTERNAL})
-# Where a job leaves what others read: a launch here is no job
-_LEFT_BY_JOBS = frozenset({"DISTBOOT_BAD_HOSTS_FILE", "DISTBOOT_METRICS"})
+# Variables of distboot that a launch does not get
+_NOT_FOR_LAUNCH = {
+    # They would replace the launch: a user or an outer distboot sets them
+    *("DISTBOOT_LAUNCHER", "DISTBOOT_NPROC_PER_NODE", *RANK, *INTERNAL),
+    # Where a job leaves what others read: a launch here is no job
+    *("DISTBOOT_BAD_HOSTS_FILE", "DISTBOOT_METRICS"),
+}
 
 
 class Launch(NamedTuple):
@@ -80,7 +83,8 @@ class Launch(NamedTuple):
         found = []
         for rank in range(self.ranks):
             node = f"node-{rank // self.per_node}"
-            found.append({**common, **self._variables(rank), "DISTBOOT_HOST": node})
+            own = sample_of(VARIABLES[self.launcher], rank, self.nodes, self.per_node)
+            found.append({**common, **own, "DISTBOOT_HOST": node})
         return found
 
     def _address(self) -> str:
@@ -100,15 +104,10 @@ class Launch(NamedTuple):
             "connect it to a network, or try one node: --as 'mpirun 1x2'",
         )
 
-    def _variables(self, rank: int) -> dict[str, str]:
-        return sample_of(VARIABLES[self.launcher], rank, self.nodes, self.per_node)
-
 
 def _is_of_launch(variable: str) -> bool:
     """Whether a launcher, or distboot for one launch, sets this variable."""
-    if variable in _OTHER_LAUNCH or variable in _LEFT_BY_JOBS:
-        return True
-    return _LAUNCHER_VARIABLE.match(variable) is not None
+    return variable in _NOT_FOR_LAUNCH or _LAUNCHER_VARIABLE.match(variable) is not None
 
 
 def parse(text: str) -> Launch:
