@@ -93,10 +93,8 @@ def refuse_not_alone(environ: Mapping[str, str]) -> None:
     try:
         detect_here(environ)
     except DistbootError as error:
-        is_other = error.code != "not-alone"
-        if is_other:
-            return
-        raise
+        if error.code == "not-alone":
+            raise
 
 
 def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -> Sign | None:
@@ -131,11 +129,7 @@ def _meaning(sign: Sign, what: str) -> Sign:
 def _look_up(name: str) -> list[str]:
     from ..host import network  # here, as most starts need no sockets
 
-    addresses = []
-    for _, address in network.look_up(name, None, _LIMIT):
-        host = str(address[0])
-        addresses.append(host)
-    return addresses
+    return network.addresses_of(name, _LIMIT)
 
 
 def _known_addresses(name: str) -> list[str]:

@@ -75,24 +75,17 @@ def own(
 def nvidia_driver(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's driver, for example "550.54.15"."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
-    with suppress(OSError):
-        path = root / "proc/driver/nvidia/version"
-        text = path.read_text()
-        version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
-        if version is not None:
-            return version[1]
-    return None
+    text = text_of(root / "proc/driver/nvidia/version")
+    version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+    if version is None:
+        return None
+    return version[1]
 
 
 def has_intel_gpu(root: Path = Path("/")) -> bool:
     """Whether this host has a GPU of Intel, also one in its processor."""
     vendors = (root / "sys/class/drm").glob("renderD*/device/vendor")
-    for path in vendors:
-        with suppress(OSError):
-            vendor = path.read_text().strip()
-            if vendor == _INTEL:
-                return True
-    return False
+    return _INTEL in map(text_of, vendors)
 
 
 def has_nvidia_smi() -> bool:

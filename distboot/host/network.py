@@ -177,6 +177,11 @@ def look_up(
     return result_within(limit, "distboot-resolve", ask, late)
 
 
+def addresses_of(name: str, limit: float) -> list[str]:
+    """The addresses of a host, as `look_up` finds them."""
+    return [str(address[0]) for _, address in look_up(name, None, limit)]
+
+
 def is_this_host(name: str) -> bool:
     """Whether a name is the name of this host, which may not resolve here."""
     short, _, _ = name.partition(".")

@@ -55,10 +55,7 @@ def _shared_memory() -> tuple[int, int]:
 
 
 def _look_up(name: str) -> list[str]:
-    found = []
-    for _, address in network.look_up(name, None, _LOOK_UP_TIMEOUT):
-        found.append(str(address[0]))
-    return found
+    return network.addresses_of(name, _LOOK_UP_TIMEOUT)
 
 
 @dataclass(frozen=True)
