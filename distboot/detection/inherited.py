@@ -235,10 +235,9 @@ def restored(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEn
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     """What an outer distboot has said of this very process, whose placement it is."""
     _, outer = restored(environ)
-    is_same = outer.is_about(placement)
-    if not is_same:
-        return _NOTHING
-    return outer
+    if outer.is_about(placement):
+        return outer
+    return _NOTHING
 
 
 def after_close(text: str) -> str:

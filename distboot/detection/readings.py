@@ -73,10 +73,9 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
 
 def claimed(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The placement of a process that a launcher started; None if it did not."""
-    is_claimed = launcher.claims(environ)
-    if not is_claimed:
-        return None
-    return read_placement(launcher, environ)
+    if launcher.claims(environ):
+        return read_placement(launcher, environ)
+    return None
 
 
 def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:

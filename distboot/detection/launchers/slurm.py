@@ -106,17 +106,9 @@ def _read(reader: EnvReader) -> None:
     is_sorted = "SLURM_HET_SIZE" not in reader.environ
     first_is_rank0 = ordered and is_sorted and own == node_index
     is_single = reader.number("num_nodes") == 1
-    if first_is_rank0 or is_single:
-        _take_first(reader, hosts)
-
-
-def _take_first(reader: EnvReader, hosts: list[str]) -> None:
-    """Rank 0 is on the first of these hosts."""
-    source = f"first host of {_HOSTS}"
-    if hosts:
-        host = hosts[0]
-        found = (host, source)
-        reader.own_address = found
+    is_on_first = first_is_rank0 or is_single
+    if hosts and is_on_first:
+        reader.own_address = (hosts[0], f"first host of {_HOSTS}")
 
 
 def _hosts(reader: EnvReader) -> list[str]:
