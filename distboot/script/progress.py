@@ -246,8 +246,8 @@ class Movement:
     def _read_processor_time(self, now: float) -> bool:
         """Whether the main thread has used a processor since the last call; notes it for all."""
         least = _BUSY * (now - self._read_at)
-        used_by_all = _processor_seconds(f"/proc/{self._pid}/stat")
-        used_by_main = _processor_seconds(f"/proc/{self._pid}/task/{self._pid}/stat")
+        used_by_all = _processor_seconds(f"{self._pid}")
+        used_by_main = _processor_seconds(f"{self._pid}/task/{self._pid}")
         if used_by_all - self._used_by_all > least:
             self.used_at = now
         main_is_busy = used_by_main - self._used_by_main > least
@@ -257,11 +257,12 @@ class Movement:
         return main_is_busy
 
 
-def _processor_seconds(path: str) -> float:
+def _processor_seconds(process: str) -> float:
     """What a process or thread has used; 0 if it has ended."""
-    with suppress(OSError, IndexError, ValueError):
-        with open(path, encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+    from ..base.process import proc_stat  # here, as only the agent asks
+
+    fields = proc_stat(process)
+    with suppress(IndexError, ValueError):
         ticks = int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])
         return ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
