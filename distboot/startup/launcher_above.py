@@ -7,7 +7,7 @@ of the processes that it has started is a job of its own.
 from __future__ import annotations
 
 import os
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.process import Program, program_above
@@ -16,10 +16,6 @@ from ..detection import inherited
 from ..detection.here import names_launcher
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 # accelerate gives a single process no rank; Slurm and Flux also start job scripts, which are no ranks
 _WITHOUT_RANK = {
@@ -56,8 +52,9 @@ def find_launcher_above(
     is_told = is_inside_wrapper or names_launcher(environ, launcher)
     if placement.has_launcher or is_told:
         return None
-    of_each = map(attrgetter("programs"), LAUNCHERS.values())
-    programs: set[str] = set().union(*of_each)
+    programs: set[str] = set()
+    for each in LAUNCHERS.values():
+        programs.update(each.programs)
     found = look_above(sorted(programs - _WITHOUT_RANK))
     if found is None:
         return None
