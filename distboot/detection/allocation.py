@@ -180,11 +180,12 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
 
     start_nodes = system.start_nodes.format(hosts.number)
     on_nodes = f"start this on each host{system.instead}: {start_nodes}"
-    in_wrapper = first_that_holds(
-        (hosts.number > 0, f"{on_nodes} {_OWN}"),
-        (True, f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"),
-    )
-    what = first_that_holds((tasks.number > 0, "task"), (True, "host"))
+    in_wrapper = f"{on_nodes} {_OWN}"
+    if not hosts.number:
+        in_wrapper = f"start the ranks here: {_OWN.replace('N', str(tasks.number))}"
+    what = "host"
+    if tasks.number:
+        what = "task"
     start = system.start.format(tasks.number or hosts.number)
     return first_that_holds(
         (placement.launcher == WRAPPER, in_wrapper),
@@ -225,22 +226,17 @@ def _number(text: str) -> int:
 
 
 def _words(text: str) -> int:
-    words = text.split()
-    return len(words)
+    return len(text.split())
 
 
 def _different_words(text: str) -> int:
-    words = text.split()
-    different = set(words)
-    return len(different)
+    return len(set(text.split()))
 
 
 def _hosts_with_slots(text: str) -> int:
     """`"h1 2 h2 1 "` has 2."""
-    words = text.split()
-    hosts = words[::2]
-    different = set(hosts)
-    return len(different)
+    hosts = text.split()[::2]
+    return len(set(hosts))
 
 
 def _lines_of_hosts(text: str) -> int:

@@ -42,11 +42,8 @@ def notes_on_generic(claim: Claim) -> list[str]:
 
 
 def _is_one_a_node(placement: Placement) -> bool:
-    nodes = placement.num_nodes
-    ranks = placement.world_size
-    is_rank = placement.node_level is None
-    one_each = nodes == ranks > 1
-    return is_rank and one_each
+    one_each = placement.num_nodes == placement.world_size > 1
+    return one_each and placement.node_level is None
 
 
 def _refuse_larger_world(claim: Claim) -> None:
@@ -94,9 +91,7 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
     outer = claim.environment.outer
     if rank is None or world_size is None:
         return [note]  # half of a launcher: clearly a left-over
-    has_problems = len(theirs.problems) > 0
-    is_above = rank >= world_size
-    if has_problems or is_above:
+    if theirs.problems or rank >= world_size:
         return [note]
     if _is_of_outer(theirs, outer):
         return []
@@ -106,8 +101,7 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
     if (rank, world_size) == (placement.rank, placement.world_size):
         return []
     # Unless it was set below a rank of distboot, which had its own RANK
-    environment = claim.environment
-    if outer.was_replaced("RANK", environment.whole):
+    if outer.was_replaced("RANK", claim.environment.whole):
         raise _replaced(placement, rank, world_size)
     if world_size != placement.world_size:
         raise conflict(
