@@ -82,9 +82,9 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
     return version[1]
 
 
-def has_intel_gpu(root: Path = Path("/")) -> bool:
+def has_intel_gpu() -> bool:
     """Whether this host has a GPU of Intel, also one in its processor."""
-    vendors = (root / "sys/class/drm").glob("renderD*/device/vendor")
+    vendors = Path("/sys/class/drm").glob("renderD*/device/vendor")
     return _INTEL in map(text_of, vendors)
 
 

@@ -39,7 +39,7 @@ def variables(
     return {_THREADS: str(found)}
 
 
-def share(ranks: int, root: Root = "/") -> int | None:
+def share(ranks: int, root: Root) -> int | None:
     """CPUs for each of `ranks` ranks on this node, at least 1; None if each has all it sees."""
     own = affinity(root)
     if own is None:
@@ -72,7 +72,7 @@ def affinity(root: Root = "/") -> int | None:
     return None
 
 
-def allowed(root: Root = "/") -> str:
+def allowed(root: Root) -> str:
     """The CPUs that the kernel may run this process on: `"0-3,8"`; empty: it does not say."""
     status = _read(root, "proc/self/status")
     # Cpus_allowed_list:	0-3,8

@@ -10,7 +10,7 @@ _MOST_ROUNDS = 15
 Pair = tuple[int, int]  # of nodes
 
 
-def rounds_of_pairs(nodes: int, most: int = _MOST_ROUNDS) -> list[list[Pair]]:
+def rounds_of_pairs(nodes: int) -> list[list[Pair]]:
     """The rounds of a tournament: in each a node is in one pair, or in none where they are odd.
 
     The circle method: the first place stays, all others move on by one in each round.
@@ -19,7 +19,7 @@ def rounds_of_pairs(nodes: int, most: int = _MOST_ROUNDS) -> list[list[Pair]]:
     if nodes % 2:
         places.append(None)
     rounds = []
-    for _ in range(min(len(places) - 1, most)):
+    for _ in range(min(len(places) - 1, _MOST_ROUNDS)):
         pairs = []
         for first, second in zip(places, reversed(places[len(places) // 2 :]), strict=False):
             if first is not None and second is not None:
