@@ -306,7 +306,7 @@ def _nodes(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 def _rank(rank: int, place: Place, state: str, job: JobState) -> dict[str, object]:
     """The record of a rank."""
-    clock = job.clock(rank)
+    clock = job.clocks.of(rank)
     record: dict[str, object] = {
         "rank": rank,
         **place,

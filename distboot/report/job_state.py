@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..base.table import first_that_holds
-from ..rendezvous.events import ClockOffset, Clocks, Event
+from ..rendezvous.events import Clocks, Event
 from .steps import PHASES
 
 # Kind of a root cause -> state of its ranks
@@ -52,7 +52,7 @@ class JobState:
         for one in of_kinds(events, "phases"):
             times = self._own[one.rank]
             times.update(one.details)
-        self._clocks = Clocks(events)
+        self.clocks = Clocks(events)
 
     @property
     def is_failure(self) -> bool:
@@ -95,16 +95,12 @@ class JobState:
             return "not known"
         return str(code)
 
-    def clock(self, rank: int) -> ClockOffset:
-        """The clock of a rank; that of rank 0 if it is not known."""
-        return self._clocks.of(rank)
-
     def steps(self, rank: int) -> dict[str, float]:
         """The times of the steps of a rank by rank 0's clock, in order, without unknown ones."""
         joined = self.joined.get(rank)
         if joined is None:
             return {}
-        offset = self.clock(rank).offset
+        offset = self.clocks.of(rank).offset
         by_own_clock = {
             "process_start": joined.details["process_start"],
             "detected": joined.details["detected"],

@@ -496,7 +496,7 @@ def test_clock_is_bracketed_by_those_of_rank_0(
     monkeypatch.setattr("distboot.rendezvous.events.job_time", lambda: 101.0)
     for rank, node in ((1, "a"), (2, "b")):
         log.joined(record(rank, 3, node=node, clock=107.0), welcomed=100.0)
-    assert JobState(log).clock(2) == ClockOffset(offset=6.5, uncertainty=0.5)
+    assert JobState(log).clocks.of(2) == ClockOffset(offset=6.5, uncertainty=0.5)
     assert Clocks(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
 
 
@@ -513,7 +513,7 @@ def test_step_of_the_clock_changes_no_event(monkeypatch: pytest.MonkeyPatch, ste
     next_round = JoinLog(record(0, 2))
     next_round.joined(record(1, 2, node="b", clock=time.time()), welcomed=job_time())
     assert 0 <= next_round[0].time - log[0].time < 60
-    assert [round(JobState(next_round).clock(rank).offset) for rank in (0, 1)] == [step, step]
+    assert [round(JobState(next_round).clocks.of(rank).offset) for rank in (0, 1)] == [step, step]
     assert Clocks(next_round).offsets() == {1: pytest.approx(0, abs=1)}
 
 
