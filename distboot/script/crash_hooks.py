@@ -272,16 +272,16 @@ def emit(kind: str, text: str = "") -> None:
     if _pipe != _NO_PIPE:
         data = _clean(text).encode(errors="replace").replace(b"\0", b"\\0")
         _write(_pipe, kind, os.getpid(), data[:MOST])
-    elif _WRAPPERS in sys.modules:
-        sys.modules[_WRAPPERS].emit(kind, text)
+    else:
+        _call_in_wrappers("emit", kind, text)
 
 
 def emit_error(text: str) -> None:
     """Send the DistbootError with which this process ends, without an exception."""
     if _pipe != _NO_PIPE:
         _emit_description(_of_error(text))
-    elif _WRAPPERS in sys.modules:
-        sys.modules[_WRAPPERS].emit_error(text)
+    else:
+        _call_in_wrappers("emit_error", text)
 
 
 def emit_error_for_parent(text: str) -> None:
@@ -296,21 +296,21 @@ def note_context(*, is_closed: bool) -> None:
     """A context begins or is closed. After that no peer is the reason for an exception."""
     global _has_closed  # noqa: PLW0603 - as a process has one excepthook
     _has_closed = is_closed
-    _note_in_wrappers("note_context", is_closed=is_closed)
+    _call_in_wrappers("note_context", is_closed=is_closed)
 
 
 def note_term() -> None:
     """A SIGTERM has arrived, and the script goes on, as it reads `ctx.preempted`."""
     global _term_at  # noqa: PLW0603 - as a process has one excepthook
     _term_at = time.monotonic()
-    _note_in_wrappers("note_term")
+    _call_in_wrappers("note_term")
 
 
-def _note_in_wrappers(name: str, **what: bool) -> None:
+def _call_in_wrappers(name: str, *texts: str, **what: bool) -> None:
     """Call a function of this file where the wrapper has had it loaded, maybe from an older distboot."""
-    note = getattr(sys.modules.get(_WRAPPERS), name, None)
-    if note is not None:
-        note(**what)
+    function = getattr(sys.modules.get(_WRAPPERS), name, None)
+    if function is not None:
+        function(*texts, **what)
 
 
 def _of_error(text: str) -> Description:
