@@ -30,7 +30,9 @@ def jobs_listed(
     if problem:
         begin = f"{problem}; "
     count = len(agents)
-    verb = {True: "runs", False: "run"}[count == 1]
+    verb = "run"
+    if count == 1:
+        verb = "runs"
     lines = [f"{begin}{counted(count, 'job')} {verb} on this host:"]
     for job in sorted(agents):
         found = [processes[name] for name in agents[job] if name in processes]

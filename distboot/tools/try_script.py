@@ -84,7 +84,9 @@ def try_script(arguments: list[str]) -> int:
         message = f"--timeout {options.timeout:g} is not a valid number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
     launches = [parse(text) for text in options.shapes or _DEFAULT]
-    _refuse_missing(command)
+    problem = target_of(command).missing()
+    if problem is not None:  # each rank of each launch would refuse it
+        raise problem
     refuse_not_alone(os.environ)  # each of the others would try the script, too
     screen = _Screen(launches, is_quiet=options.quiet)
     verdicts = set()
@@ -138,13 +140,6 @@ class _Screen:
         padded = [launch.ljust(self._width)]
         padded += [column.ljust(_COLUMN) for column in columns]
         return "  ".join(padded).rstrip()
-
-
-def _refuse_missing(command: list[str]) -> None:
-    """Refuse once what each rank of each launch would refuse."""
-    problem = target_of(command).missing()
-    if problem is not None:
-        raise problem
 
 
 def _observe(launch: Launch, command: Sequence[str], timeout: float) -> Observed:
