@@ -58,10 +58,7 @@ def fields(kind: type) -> dict[str, Field]:
 
 def as_dict(content: object) -> dict[str, Any]:
     """The values of a dataclass by name; nested ones stay what they are."""
-    found = {}
-    for name in fields(type(content)):
-        found[name] = getattr(content, name)
-    return found
+    return {name: getattr(content, name) for name in fields(type(content))}
 
 
 def _replace(content: Kind, /, **changes: Any) -> Kind:

@@ -120,11 +120,9 @@ class Launch(NamedTuple):
 
     def bound(self, placement: Placement) -> Cpus:
         """The CPUs to which a rank is to be bound; empty: as this process is."""
-        kind = self.options.bind
-        if kind == "none":
+        if self.options.bind == "none":
             return ()
         from ..host import cpus  # here, as few jobs bind their ranks
-        from ..host.binding import cpus_of_ranks
 
         if cpus.bound():  # by its launcher
             return ()
@@ -134,7 +132,16 @@ class Launch(NamedTuple):
             raise rendezvous_needed(
                 "one process alone cannot tell its local rank, which --bind needs"
             )
-        return cpus_of_ranks(kind, ranks, self.environ)[local_rank]
+        return self.bound_here(ranks)[local_rank]
+
+    def bound_here(self, ranks: int) -> list[Cpus]:
+        """The same of each rank of this node, where one agent starts so many."""
+        kind = self.options.bind
+        if kind == "none":
+            return [()] * ranks
+        from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
+
+        return cpus_of_ranks(kind, ranks, self.environ)
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         """The command in this environment, for example with the local rank."""

@@ -254,15 +254,8 @@ class Rounds(NamedTuple):
 
     def _bound(self, job: Session, ranks: Sequence[int]) -> dict[int, Cpus]:
         """The CPUs to which each rank of this agent is to be bound; empty: as this process is."""
-        kind = self.launch.options.bind
-        if kind == "none":
-            return dict.fromkeys(ranks, ())
-        from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
-
         if self.ranks:
-            return dict(
-                zip(ranks, cpus_of_ranks(kind, self.ranks, self.launch.environ), strict=True)
-            )
+            return dict(zip(ranks, self.launch.bound_here(self.ranks), strict=True))
         return {ranks[0]: self.launch.bound(job.placement)}
 
     def _commands(

@@ -217,14 +217,10 @@ def _run_node(launch: Launch, placement: Placement) -> int:
 
 def _why_not_bound(launch: Launch, ranks: int) -> DistbootError | None:
     """Why the ranks of this node cannot be bound to CPUs."""
-    kind = launch.options.bind
-    if kind != "none":
-        from ..host.binding import cpus_of_ranks  # here, as few jobs bind their ranks
-
-        try:
-            cpus_of_ranks(kind, ranks, launch.environ)
-        except DistbootError as error:
-            return error
+    try:
+        launch.bound_here(ranks)
+    except DistbootError as error:
+        return error
     return None
 
 

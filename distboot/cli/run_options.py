@@ -158,7 +158,8 @@ def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNa
     """
     has_no_options = bool(words) and begins_target(words[0])
     if has_no_options:
-        options = _defaults()
+        # Without argparse
+        options = SimpleNamespace(**default_values("\n".join((_DETECTS, *_OPTIONS)), _MORE))
         target = list(words)
     else:
         options, target = _parsed(words, environ)
@@ -218,12 +219,6 @@ def _is_flag(target: Sequence[str]) -> bool:
     after = target[1:2]
     is_module = target[:1] == ["-m"]
     return is_module and after != ["--"] and "".join(after).startswith("-")
-
-
-def _defaults() -> SimpleNamespace:
-    """The options where none is given, without argparse."""
-    values = default_values("\n".join((_DETECTS, *_OPTIONS)), _MORE)
-    return SimpleNamespace(**values)
 
 
 def _parsed(

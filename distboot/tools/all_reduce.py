@@ -111,10 +111,7 @@ def _rates(
     """Pairs of nodes with their bus bandwidth, on all ranks."""
     rounds = rounds_of_pairs(len(nodes))
     own = every.context.node_rank
-    groups = []
-    for pairs in rounds:
-        group = _own_group(every, own, pairs, nodes)
-        groups.append(group)
+    groups = [_own_group(every, own, pairs, nodes) for pairs in rounds]
     best = every.torch.zeros(len(rounds) or 1, dtype=every.torch.float32)
     for _ in range(_PASSES):
         for number, group in enumerate(groups):

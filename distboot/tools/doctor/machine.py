@@ -93,10 +93,7 @@ class Machine:
 
     def names(self, path: str) -> list[str]:
         """Names in a folder; none if the folder cannot be read."""
-        found = []
-        for each in self.matching(f"{path}/*"):
-            found.append(Path(each).name)
-        return found
+        return [Path(each).name for each in self.matching(f"{path}/*")]
 
     def matching(self, pattern: str) -> list[str]:
         """Paths that match a pattern, relative to the root."""
