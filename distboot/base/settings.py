@@ -600,14 +600,14 @@ def warn_of_ineffective(
     environ: Mapping[str, str],
     rank: int,
     who: str | None,
-    options: Mapping[str, object] | None = None,
+    options: Mapping[str, object] = {},
 ) -> None:
     """Rank 0 warns of each setting without the other one that it needs; all of them are valid.
 
     `options`: by variable, what an option gives in its place.
     """
     if _warns(environ, rank):
-        for text in _ineffective(environ, options or {}):
+        for text in _ineffective(environ, options):
             log_line(who, f"warning: {text}")
 
 
