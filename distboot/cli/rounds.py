@@ -24,6 +24,7 @@ from ..base.text import written_cpus
 from ..base.threads import at_once
 from ..detection import export
 from ..detection.detect import detect
+from ..detection.inherited import merged
 from ..detection.launchers.tf_config import has_servers
 from ..detection.order import LAUNCHERS
 from ..detection.placement import NUMBERS, Placement
@@ -317,7 +318,7 @@ class Rounds(NamedTuple):
             exports["TORCHELASTIC_USE_AGENT_STORE"] = None
             exports["MASTER_PORT"] = str(session.store_address[1])
         exports |= network.variables(session.interface, base)
-        return export.merged(exports, base)
+        return merged(exports, base)
 
 
 def _session_and_environ_for_rank(

@@ -21,6 +21,7 @@ from ..base.text import escape_control, log_line
 from ..detection import export
 from ..detection.detect import refuse_unless_rank
 from ..detection.here import detect_here
+from ..detection.inherited import merged
 from ..detection.order import LAUNCHERS
 from ..detection.placement import OFF, Placement
 from ..frameworks import _torch
@@ -169,7 +170,7 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
         others = frameworks.exports(options.framework, session, launch.environ)
     bound = launch.bound(placement)
     exports = launch.exports(placement, launch.environ, others=others, bound=bound)
-    environ = export.merged(exports, launch.environ)
+    environ = merged(exports, launch.environ)
     if options.exec:
         become(launch.words(environ), environ, cpus=bound)
     command = Command(launch.words(environ), environ, logs=logs, cpus=bound)

@@ -15,6 +15,7 @@ from ..base.patterns import pattern
 from ..base.text import is_address
 from ..host import cpus, free_port
 from . import inherited
+from .inherited import merged
 from .order import LAUNCHERS, related
 from .outer_distboot import traces
 from .placement import VARIABLES, Placement
@@ -177,17 +178,6 @@ def thread_variables(
     """The number of threads of a rank, to be set before its framework is imported; see `cpus`."""
     without_ours, _ = inherited.restored(environ)
     return cpus.variables(placement.local_world_size, without_ours, bound=bound)
-
-
-def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `environ` with the exports in it, for a child process."""
-    both = dict(environ)
-    for name, value in exports.items():
-        if value is None:
-            both.pop(name, None)
-        else:
-            both[name] = value
-    return both
 
 
 def require_master(placement: Placement, *, asks_mpi: bool = False) -> Placement:

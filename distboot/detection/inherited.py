@@ -222,14 +222,19 @@ def restored(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEn
     if VARIABLE not in environ:
         return environ, _NOTHING
     outer = _decode(environ[VARIABLE])
-    before = dict(environ)
     previous_values = {VARIABLE: None, **outer.unchanged(environ)}
-    for name, previous in previous_values.items():
-        if previous is None:
-            before.pop(name, None)  # what was exported may be cleared
+    return merged(previous_values, environ), outer
+
+
+def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of `environ` with these variables set or, for None, cleared: as of a child process."""
+    both = dict(environ)
+    for name, value in exports.items():
+        if value is None:
+            both.pop(name, None)  # it may be cleared already
         else:
-            before[name] = previous
-    return before, outer
+            both[name] = value
+    return both
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:

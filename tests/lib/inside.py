@@ -23,8 +23,9 @@ from distboot.cli.script_text import missing_framework_option
 from distboot.cli.target import Target
 from distboot.detection import signs, surroundings
 from distboot.detection.detect import refuse_unless_rank
-from distboot.detection.export import for_launcher, merged, variables
+from distboot.detection.export import for_launcher, variables
 from distboot.detection.here import detect_here
+from distboot.detection.inherited import merged
 from distboot.detection.launchers import sample_of
 from distboot.detection.launchers.tf_config import corrected
 from distboot.detection.local_rank_option import (

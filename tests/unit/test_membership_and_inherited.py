@@ -14,8 +14,8 @@ from rendezvous_peers import record
 
 from distboot import DistbootError, detect
 from distboot.base.text import with_nodes
-from distboot.detection.export import for_launcher, merged, variables
-from distboot.detection.inherited import VARIABLE, restored
+from distboot.detection.export import for_launcher, variables
+from distboot.detection.inherited import VARIABLE, merged, restored
 from distboot.rendezvous.earlier import describe_earlier
 from distboot.rendezvous.membership import EarlierAgent, build_membership
 from distboot.rendezvous.messages import WorkerInfo
