@@ -41,7 +41,6 @@ class MetadataService:
     """The metadata service of this machine, at a host and port."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
         host, _, port = address.rpartition(":")
         self._host = host  # an IPv6 address is in brackets
         self._port = int(port)
