@@ -27,12 +27,36 @@ LookUp = Callable[[str], Sequence[str]]  # the addresses of a name; raises OSErr
 _LIMIT = 5.0  # seconds for a name server to answer
 
 
+def _look_up(name: str) -> list[str]:
+    from ..host import network  # here, as most starts need no sockets
+
+    return network.addresses_of(name, _LIMIT)
+
+
+def is_own_host(host: str) -> bool:
+    """Whether this is the name of this host, or an address that a socket of it can have."""
+    import socket
+
+    from ..base.text import is_address
+    from ..host import network
+
+    if not is_address(host):
+        return network.is_this_host(host)
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
 def detect_here(
     environ: Mapping[str, str] | None = None,
     *,
     launcher: str | None = None,
-    look_up: LookUp | None = None,
-    is_own: Callable[[str], bool] | None = None,
+    look_up: LookUp = _look_up,
+    is_own: Callable[[str], bool] = is_own_host,
 ) -> Placement:
     """`detect`, and `not-alone` also for the address of another host as that of rank 0.
 
@@ -47,11 +71,7 @@ def detect_here(
     placement = detect(environ, launcher=launcher)
     if placement.has_launcher or names_launcher(environ, launcher):
         return placement
-    others = _other_hosts(
-        environ,
-        look_up or _look_up,
-        is_own or is_own_host,
-    )
+    others = _other_hosts(environ, look_up, is_own)
     if others:
         from .not_alone import not_alone
 
@@ -126,32 +146,8 @@ def _meaning(sign: Sign, what: str) -> Sign:
     return sign._replace(meaning=meaning)
 
 
-def _look_up(name: str) -> list[str]:
-    from ..host import network  # here, as most starts need no sockets
-
-    return network.addresses_of(name, _LIMIT)
-
-
 def _known_addresses(name: str) -> list[str]:
-    """The same; none if it does not resolve, which says nothing."""
+    """The addresses of a name; none if it does not resolve, which says nothing."""
     with suppress(OSError):
         return _look_up(name)
     return []
-
-
-def is_own_host(host: str) -> bool:
-    """Whether this is the name of this host, or an address that a socket of it can have."""
-    import socket
-
-    from ..base.text import is_address
-    from ..host import network
-
-    if not is_address(host):
-        return network.is_this_host(host)
-    family = socket.AF_INET
-    if ":" in host:
-        family = socket.AF_INET6
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind((host, 0))
-        return True
-    return False
