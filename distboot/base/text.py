@@ -39,10 +39,15 @@ def short_repr(value: object) -> str:
         before_host = value.rpartition("@")[0]
         value = value.replace(f"{before_host}@", "***@", 1)
         value = _SECRET_VALUE.sub(r"\1***", value)
-    text = repr(value)
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "…"
-    return text
+    return cut(repr(value), _LONGEST + 1)
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters; the last one is `…` if it was longer."""
+    if len(text) <= most:
+        return text
+    kept = text[: most - 1]
+    return f"{kept}…"
 
 
 def escape_control(text: str) -> str:

@@ -16,8 +16,8 @@ from ..base.process import started
 from ..base.units import UNLIMITED, size
 from . import amd_gpu, cpus, nvidia_smi
 from .accelerators import has_nvidia_smi
+from .command_line import short_command
 from .device import Device, Holder
-from .sockets import short_command
 
 # What a driver may hold for itself: bytes, and a part of the memory
 _MUCH = 1 << 29

@@ -13,17 +13,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ..base.patterns import pattern
 from ..base.process import read_proc
-from ..base.text import escape_control
+from .command_line import short_command
 
 # sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
 #  0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 151379 …
 # 0A: TCP_LISTEN in include/net/tcp_states.h
 _LISTENING = r"^ *[0-9]+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A(?: +[^ ]+){{5}} +([0-9]+) "
 _LIMIT = 1.0  # seconds for a look at the files of all processes
-_OPTION_OF_PYTHON = pattern(r"-[A-Za-z]+")
-_LONGEST_COMMAND = 100  # characters
 
 
 def listener(port: int) -> str:
@@ -54,43 +51,6 @@ def holders(inodes: Mapping[str, str], limit: float = float("inf")) -> dict[str,
             if name is not None:
                 found[name] = int(link.split("/")[2])
     return found
-
-
-def command(process: int) -> list[str]:
-    """The words of the command of a process; none: it has ended, or cannot be seen."""
-    with suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
-        words = os.fsdecode(file.read()).split("\0")
-        return words[:-1]
-    return []
-
-
-def short_command(process: int) -> str:
-    """`"python train.py"`, or `"python -m http.server"`; empty: it cannot be seen.
-
-    No more of it, as arguments may be secrets.
-    """
-    text = escape_control(" ".join(_without_arguments(command(process))))
-    return text[:_LONGEST_COMMAND]
-
-
-def _without_arguments(words: list[str]) -> list[str]:
-    """The program, its script or module, and the script that the wrapper runs."""
-    begin = 1
-    if os.path.basename("".join(words[:1])).startswith("python"):
-        while _OPTION_OF_PYTHON.fullmatch("".join(words[begin : begin + 1])):
-            begin += 1
-    shown = words[:begin]
-    name = "".join(words[begin : begin + 1])
-    if not name.startswith("-"):
-        shown.append(name)
-    if os.path.basename(name) == "distboot":
-        scripts = filter(_is_script, words)
-        shown += list(scripts)[:1]
-    return shown
-
-
-def _is_script(word: str) -> bool:
-    return word.endswith(".py")
 
 
 def _listening(port: int) -> list[str]:

@@ -10,7 +10,8 @@ from datetime import timedelta
 from ..base.errors import DistbootError
 from ..base.process import started
 from ..base.text import counted
-from ..host.sockets import command, holders, short_command
+from ..host.command_line import command, short_command
+from ..host.sockets import holders
 
 _SOCKETS = "/proc/net/unix"
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`

@@ -19,7 +19,7 @@ from rendezvous_peers import plan_for, record
 from supervised import Start, until
 
 from distboot import DistbootError, detect
-from distboot.host import free_port, network, sockets
+from distboot.host import command_line, free_port, network, sockets
 from distboot.rendezvous import join
 from distboot.rendezvous.connection_pool import PortInUse, listening
 from distboot.rendezvous.join import PortLease
@@ -197,16 +197,45 @@ def test_process_that_holds_a_port_is_named(port: int) -> None:
         assert other.stdout is not None
         found = sockets.listener(int(other.stdout.readline()))
         other.communicate("\n")
-    assert found.startswith(f"process {other.pid}: {sys.executable} -uc import socket")
-    assert "secret" not in found
+    assert found == f"process {other.pid}: {sys.executable} -uc …"
     for words, shown in (
         ([sys.executable, "-u", "-", "--token=secret"], f"{sys.executable} -u"),
         (["sleep", "30", "7"], "sleep 30"),
         (["tail", "--lines=7", "-f", "/dev/null"], "tail"),
     ):
         with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
-            until(lambda: sockets.short_command(other.pid) == shown)  # noqa: B023 - it is called here
+            until(lambda: command_line.short_command(other.pid) == shown)  # noqa: B023 - it is called here
             other.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("python -c token=1 2", "python -c …"),
+        ("/usr/bin/python3.11 -Ictoken=1 2", "/usr/bin/python3.11 -Ic …"),
+        (
+            "python -W ignore -Xutf8 -X dev train.py token",
+            "python -W ignore -Xutf8 -X dev train.py",
+        ),
+        ("python -X dev -c token", "python -X dev -c …"),
+        (
+            "python --check-hash-based-pycs always -um http.server 8000",
+            "python --check-hash-based-pycs always -um http.server",
+        ),
+        ("python -mhttp.server 8000", "python -mhttp.server"),
+        ("python -m distboot --log-dir logs train.py token", "python -m distboot train.py"),
+        ("bash -c token", "bash"),
+        ("perl -ne token", "perl"),
+        ("-bash", "-bash"),
+        ("", ""),
+        (f"python {'a' * 99}.py", f"python {'a' * 92}…"),
+    ],
+)
+def test_command_of_a_process_has_no_arguments(
+    words: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "command", lambda _: words.split(" "))
+    assert command_line.short_command(1) == shown
 
 
 def test_foreign_port_is_named_by_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""What another process of this host runs, without arguments, which may be secrets."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ..base.patterns import pattern
+from ..base.text import cut, escape_control
+
+# The words of a Python up to its code, module or script, with \0 between them. A value may be the
+# rest of the word of its option, or the next word.
+_PYTHON = pattern(
+    r"(?:[^\0]*/)?python[^\0/]*"
+    r"(?:\0--check-hash-based-pycs\0[^\0]*"
+    r"|\0-[^-cmWX\0]*[WX](?:[^\0]+|\0[^\0]*)"
+    r"|\0-[^-cmWX\0]+(?![^\0]))*"
+    r"(?:(?P<code>\0-[^-cmWX\0]*c)|\0-[^-cmWX\0]*m\0?[^\0]+|\0[^-\0][^\0]*)?"
+)
+_LONGEST_COMMAND = 100  # characters
+
+
+def command(process: int) -> list[str]:
+    """The words of the command of a process; none: it has ended, or cannot be seen."""
+    with suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
+        words = os.fsdecode(file.read()).split("\0")
+        return words[:-1]
+    return []
+
+
+def short_command(process: int) -> str:
+    """`"python train.py"`, `"python -m http.server"`, `"python -c …"`; empty: it cannot be seen.
+
+    No more of it, as code and arguments may be secrets.
+    """
+    shown = " ".join(without_arguments(command(process)))
+    return cut(escape_control(shown), _LONGEST_COMMAND)
+
+
+def without_arguments(words: list[str]) -> list[str]:
+    """The program, its script or module, and the script that the wrapper runs."""
+    shown = _first_words(words)
+    name = os.path.basename("".join(shown[-1:]))
+    if name == "distboot":
+        scripts = filter(_is_script, words)
+        shown += list(scripts)[:1]
+    return shown
+
+
+def _first_words(words: list[str]) -> list[str]:
+    """A Python with its options and its script or module; of other programs at most two words."""
+    python = _PYTHON.match("\0".join(words))
+    if python is None:
+        if "".join(words[1:2]).startswith("-"):  # code may follow it, as in `bash -c`
+            return words[:1]
+        return words[:2]
+    shown = python[0].split("\0")
+    if python["code"] is not None:
+        shown.append("…")
+    return shown
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py")
