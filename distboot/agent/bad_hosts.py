@@ -13,7 +13,7 @@ import stat
 import time
 
 from ..base.patterns import pattern
-from ..base.text import escape_control, without_secret
+from ..base.text import cut, escape_control, without_secret
 
 _HOST = pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _LONGEST = 300  # characters of why
@@ -24,7 +24,7 @@ def append(path: str, host: str, why: str) -> None:
     if not is_name(host):
         raise ValueError(f"{host!r} is not a valid name of a host")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    reason = escape_control(without_secret(why))[:_LONGEST]
+    reason = cut(escape_control(without_secret(why)), _LONGEST)
     line = f"{host}  # {now} {reason}\n"
     # Not through a link: that would write to a file which another user has chosen
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from ..base.text import short_repr
+from ..base.text import cut, short_repr
 from ..report.metrics import Metrics
 from .state_writer import StateWriter
 
@@ -63,7 +63,7 @@ class KubeflowStatus(StateWriter):
 
     def text(self, metrics: Metrics) -> str:
         state = metrics.in_short()
-        rows = [{"name": name, "value": value[:_LONGEST]} for name, value in state.items()]
+        rows = [{"name": name, "value": cut(value, _LONGEST)} for name, value in state.items()]
         text = json.dumps(rows)
         if text == self._before or not state:
             return ""

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 
 from ..base.dataclass import replace
+from ..base.text import cut
 from ..job.exit_status import (
     ExitStatus,
     UncaughtException,
@@ -291,7 +292,7 @@ class MonitoredProcess:
             self.failure.printed()
         elif kind == ENDING:
             self.failure.printed()
-            self.failure.last_line = text[:_LONGEST_LINE]
+            self.failure.last_line = cut(text, _LONGEST_LINE)
             self.of.movement.leave(now)
             self._stacks.leave()
             self.of.take(Exiting(), now)

@@ -207,7 +207,7 @@ def runs(numbers: Iterable[int]) -> list[range]:
 def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
     spans = map(_span, runs(numbers))
-    return _joined(spans)
+    return joined(spans)
 
 
 def written_cpus(cpus: Iterable[int]) -> str:
@@ -254,9 +254,9 @@ def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
 
     spans = []
     for nodes, group in groupby(runs(ranks), nodes_of):
-        of_nodes = _joined(map(_span, group))
+        of_nodes = joined(map(_span, group))
         spans.append(f"{of_nodes} {nodes_said(nodes)}")
-    return _joined(spans)
+    return joined(spans)
 
 
 def nodes_said(nodes: Sequence[int]) -> str:
@@ -273,11 +273,11 @@ def _span(run: range) -> str:
     return f"{run.start}-{last}"
 
 
-def _joined(spans: Iterable[str]) -> str:
-    """`"0-2, 5"`, not too many of them."""
-    listed = list(spans)
-    text = ", ".join(listed[:_MOST_SPANS])
-    left_out = len(listed) - _MOST_SPANS
+def joined(parts: Iterable[str], most: int = _MOST_SPANS) -> str:
+    """`"0-2, 5"`, `"a, b and 3 more"`: not too many of them."""
+    listed = list(parts)
+    text = ", ".join(listed[:most])
+    left_out = len(listed) - most
     if left_out > 0:
         text += f" and {left_out} more"
     return text

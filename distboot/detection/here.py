@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError, reason_of
-from ..base.text import short_repr
+from ..base.text import joined, short_repr
 from . import inherited
 from .detect import detect
 from .parse import is_loopback
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LookUp = Callable[[str], Sequence[str]]  # the addresses of a name; raises OSError
 
+_MOST_NAMED = 3  # addresses
 _LIMIT = 5.0  # seconds for a name server to answer
 
 
@@ -135,7 +136,7 @@ def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -
         return None
     if others == [sign.host]:
         return _meaning(sign, "is not an address of this host")
-    listed = ", ".join(others[:3])
+    listed = joined(others, _MOST_NAMED)
     return _meaning(sign, f"resolves to another host, {listed}")
 
 

@@ -312,7 +312,11 @@ class CheckService(Service):
 
     def _stop(self, node: int, lines: list[str]) -> None:
         """The job does not start: all ranks get the error, or end for it."""
-        text = "; ".join(lines[:_MOST_PRINTED])
+        shown = lines[:_MOST_PRINTED]
+        more = len(lines) - _MOST_PRINTED
+        if more > 0:
+            shown.append(f"{more} more findings of the check")
+        text = "; ".join(shown)
         error = DistbootError(
             "node-check",
             text,

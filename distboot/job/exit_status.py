@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..base.dataclass import dataclass
 from ..base.patterns import pattern
 from ..base.process import ABORT, FROM_OUTSIDE, KILL, signal_name, signal_of_code
-from ..base.text import digits, escape_control
+from ..base.text import cut, digits, escape_control
 from ..rendezvous.protocol import (
     flag,
     nested,
@@ -270,7 +270,7 @@ class ExitStatus:
         """`"exit code 3"`, `"killed by SIGSEGV"`."""
         if self.cause:
             cause = escape_control(self.cause)
-            return cause[:_LONGEST_CAUSE]
+            return cut(cause, _LONGEST_CAUSE)
         if self.signal is not None:
             name = signal_name(self.signal)
             by_whom = _KILLED.get(self.signal, "")
@@ -363,7 +363,7 @@ def shown(words: str) -> str:
     """A traceback for the terminal, indented and without control characters."""
     text = ""
     for line in filter(str.strip, words.splitlines()):
-        line_shown = escape_control(line)[:_LONGEST_LINE]
+        line_shown = cut(escape_control(line), _LONGEST_LINE)
         text += f"\n  | {line_shown}"
     return text
 
@@ -384,10 +384,7 @@ def _without_distboot(lines: list[str]) -> list[str]:
 
 def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
     """A text of at most so many characters."""
-    if len(message) > most:
-        kept = message[: most - 1]
-        message = f"{kept}…"
-    return message
+    return cut(message, most)
 
 
 def without_middle(message: str, most: int, least: int = _SHORT) -> str:

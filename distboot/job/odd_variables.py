@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..base.text import escape_control
+from ..base.text import escape_control, joined
 from .messages import NodeSeen
 
 Variables = tuple[tuple[str, str], ...]  # names and digests
@@ -27,7 +27,7 @@ def odd_variables(seen: Mapping[int, NodeSeen], hosts: Sequence[str]) -> list[st
         more = len(names) - _MOST_NAMES
         if more > 0:
             listed += f", and {more} more"
-        where = ", ".join(hosts[node] for node in nodes[variables][:_MOST_NAMES])
+        where = joined((hosts[node] for node in nodes[variables]), _MOST_NAMES)
         usual = hosts[nodes[ordered[0]][0]]
         found.append(f"{where}: variables that differ from those on {usual}: {listed}")
     return found

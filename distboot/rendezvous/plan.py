@@ -20,6 +20,7 @@ from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..base.process import program_above, started
 from ..base.settings import heartbeat_timeout, share_env_setting
+from ..base.text import cut
 from ..base.version import __version__
 from ..detection import inherited
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
@@ -332,7 +333,7 @@ def environment_facts(
         found[f"{name}="] = environ[name]
     facts = []
     for name, value in found.items():
-        facts.append((name[:_LONGEST_FACT], value[:_LONGEST_FACT]))
+        facts.append((name[:_LONGEST_FACT], cut(value, _LONGEST_FACT)))
     return tuple(sorted(facts))
 
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 
-from ..base.text import escape_control, ranges
+from ..base.text import cut, escape_control, ranges
 from ..base.version import __version__
 from ..job.journal import FIRST
 from ..rendezvous.events import Event, ranks_per_node
@@ -299,7 +299,7 @@ def _labels(labels: Labels) -> str:
         return ""
     words = []
     for name, value in labels.items():
-        text = escape_control(str(value)[:_LONGEST])
+        text = escape_control(cut(str(value), _LONGEST))
         quoted = text.replace("\\", r"\\").replace('"', r"\"")
         words.append(f'{name}="{quoted}"')
     return f"{{{','.join(words)}}}"

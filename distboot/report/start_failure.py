@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import DistbootError
-from ..base.text import first_line, without_secret
+from ..base.text import cut, first_line, without_secret
 
 _LONGEST = 4000  # characters
 # By exit code; DISTBOOT_STOP_SIGNALS may have others than those that end a process
@@ -37,9 +37,9 @@ class StartFailure(NamedTuple):
         elif str(error):
             what = f"{what}: {first_line(error)}"
         return cls(
-            text=without_secret(what)[:_LONGEST],
+            text=cut(without_secret(what), _LONGEST),
             code=code,
-            hint=without_secret(hint)[:_LONGEST],
+            hint=cut(without_secret(hint), _LONGEST),
             is_stop=code == "stopped" or not isinstance(error, Exception),
         )
 

@@ -660,7 +660,7 @@ def last_line(tail: str) -> str:
     line = lines[-1].strip()
     if len(lines) == 1:
         return line[-_MESSAGE:]
-    return line[:_MESSAGE]
+    return _cut(line, _MESSAGE)
 
 
 def _cut(text: str, most: int) -> str:

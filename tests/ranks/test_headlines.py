@@ -8,8 +8,9 @@ import pytest
 from conftest import Run
 from launched import MPIRUN, needs_mpirun
 
-from distboot.job.exit_status import LONGEST_HEADLINE, ExitStatus, UncaughtException
+from distboot.job.exit_status import LONGEST_HEADLINE, ExitStatus, UncaughtException, shown
 from distboot.job.root_cause import RankState, from_exit
+from distboot.script.exceptions import last_line
 
 HOST = os.uname().nodename
 WRAPPER = (sys.executable, "-m", "distboot")
@@ -130,6 +131,13 @@ def test_message_that_is_too_long_keeps_its_end() -> None:
         "rank 1 failed first: RuntimeError: DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate…2 (Cannot allocate memory), on node-1, in load (data.py:41)"
     )
+
+
+def test_cut_lines_end_with_an_ellipsis() -> None:
+    cut = "x" * 199 + "…"
+    assert shown("x" * 200 + "\n" + "x" * 201) == f"\n  | {'x' * 200}\n  | {cut}"
+    assert ExitStatus(cause="x" * 201).describe() == cut
+    assert last_line("first\n" + "x" * 301) == "x" * 299 + "…"
 
 
 INIT = "import distboot\ndistboot.init()"

@@ -331,6 +331,16 @@ def test_stop_ends_the_start_on_all_ranks() -> None:
     assert job.said == []
 
 
+def test_stop_counts_the_findings_left_out() -> None:
+    job = Checked(nodes=2, mode="stop")
+    job.take(0, Ready())
+    job.see(node_1=NodeSeen(problems=tuple(f"problem {number}" for number in range(22))))
+    job.answer()
+    (reply, *_) = [reply for reply in job.replies if isinstance(reply, Reply)]
+    assert isinstance(reply.message, Failed)
+    assert reply.message.problem[1].endswith("; node-1: problem 19; 2 more findings of the check")
+
+
 def test_stop_ends_scripts_that_call_no_init() -> None:
     job = Checked(nodes=2, mode="stop")
     job.facts.is_starting = False
@@ -364,6 +374,16 @@ def test_variables_of_one_host_are_named() -> None:
     assert job.said == [f"warning: {line}"]
     assert job.findings == []
     assert job.blamed == []
+
+
+def test_odd_variables_count_the_hosts_left_out() -> None:
+    job = Checked(nodes=21)
+    usual = {f"node_{node}": NodeSeen(variables=(("A", "usual"),)) for node in range(11)}
+    odd = {f"node_{node}": NodeSeen(variables=(("A", "odd"),)) for node in range(11, 21)}
+    job.see(**usual, **odd)
+    job.answer()
+    (line,) = job.said
+    assert ", node-18 and 2 more: variables that differ from those on node-0: A" in line
 
 
 def test_numbers_of_a_launcher_are_not_compared() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...base.text import joined
 from .finding import (
     Finding,
     ok,
@@ -17,6 +18,7 @@ from .finding import (
 )
 from .machine import Machine, Port, describe
 
+_MOST_NAMED = 4  # ports
 _INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _EFA_PLUGINS = (
@@ -94,7 +96,7 @@ def rdma_ports(machine: Machine) -> Finding:
     down = [port for port in ports if not port.is_active]
     if not down:
         return ok(f"{len(ports)} active")
-    listed = ", ".join(f"{port.device} is {port.state}" for port in down[:4])
+    listed = joined((f"{port.device} is {port.state}" for port in down), _MOST_NAMED)
     seen = f"{len(down)} of {len(ports)} not active: {listed}"
     remedy = "look at the cable, the switch and, for INIT, the subnet manager (ibstat on the host)"
     return problem_if(len(down) == len(ports), seen, remedy)
