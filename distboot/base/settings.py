@@ -272,7 +272,8 @@ SETTINGS = (
         "DISTBOOT_REPORT",
         "write a report of the job to this file, on rank 0's host: where each rank ran, how it "
         "started and ended, which one failed first; an HTML page if the name ends in .html, else "
-        "JSON; each event is in the journal beside it, job.jsonl, when it happens",
+        "JSON; each event is in the journal, the file beside it with the ending .jsonl, when it "
+        "happens",
         read=readers.absolute_path,
         option="--report",
         metavar="FILE",

@@ -21,6 +21,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..report import files
 from ..report.from_journal import goodput_of, report_of, summary_of
 from .input_files import opened
+from .journals import journals_beside
 
 _HINT = "name the journal: job.jsonl, which --report job.jsonl or --report job.html writes"
 # What the details of a damaged event lead to
@@ -38,10 +39,12 @@ def report(arguments: list[str]) -> int:
     """The command `report`."""
     parser = Parser(
         "report",
-        "Print how a job ended, from its journal: the file job.jsonl that --report makes.",
+        "Print how a job ended, from its journal: the .jsonl file beside its report.",
         detects=False,
     )
-    parser.add_argument("journal", metavar="job.jsonl", help="the journal")
+    parser.add_argument(
+        "journal", metavar="JOURNAL", help="such as out/job.jsonl, for --report out/job.html"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the whole report as JSON")
     form.add_argument("--html", metavar="FILE", help="write the report as a page")
@@ -108,7 +111,7 @@ def _journal_at(path: str) -> Journal:
     except (OSError, ValueError) as error:
         why = reason_of(error)
         text = f"the journal {short_repr(path)} cannot be read: {why}"
-        raise DistbootError("usage", text, _HINT) from None
+        raise DistbootError("usage", text, _hint(path)) from None
     if not journal.rounds:
         raise _not_a_journal(path, "no event of a job is in it")
     return journal
@@ -116,11 +119,19 @@ def _journal_at(path: str) -> Journal:
 
 def _not_a_journal(path: str, why: str) -> DistbootError:
     text = f"{short_repr(path)} is not a valid journal: {why}"
-    hint = _HINT
+    hint = _hint(path)
     beside = path_beside(path)
     if beside != path and os.path.exists(beside):
         hint = f"did you mean {short_repr(beside)}?"
     return DistbootError("usage", text, hint)
+
+
+def _hint(path: str) -> str:
+    """Which journals are in the folder of a path; how one is made, if there are none."""
+    journals = journals_beside(path)
+    if not journals:
+        return _HINT
+    return f"name a journal, the newest there: {', '.join(journals)}"
 
 
 def _write_page(path: str, page: str) -> None:

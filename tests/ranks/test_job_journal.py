@@ -75,6 +75,19 @@ def test_report_without_journal_says_what_writes_one(distboot: Run) -> None:
     assert done.stderr.endswith(f"\ndistboot: hint: {hint}\n")
 
 
+def test_missing_journal_names_the_newest_there(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for number in range(4):
+        journal = tmp_path / f"out/{number}.jsonl"
+        journal.write_text('{"time": 1.0, "rank": null, "event": "earlier", "details": {}}\n')
+        os.utime(journal, (number, number))
+    (tmp_path / "out/data.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "out/empty.jsonl").touch()
+    for name in ("out/job.jsonl", "out/data.jsonl"):
+        hint = "hint: name a journal, the newest there: 'out/3.jsonl', 'out/2.jsonl', 'out/1.jsonl'"
+        assert distboot("report", name).stderr.endswith(f"\ndistboot: {hint}\n")
+
+
 def test_journal_alone_where_the_report_is_one(distboot: Run, tmp_path: Path) -> None:
     distboot(*TWO, "--report", "job.jsonl", "train.py", train=FAILS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.jsonl", "train.py"]
