@@ -11,21 +11,30 @@ from ..base.patterns import pattern
 from ..base.text import did_you_mean
 
 _SIMILARITY = 0.8  # difflib's ratio: --epochs is not --report
+_MOST = 3  # options that begin with the same word
 # The words are between \0. Before it may be the value of an unknown option, and a URL there may have
 # a password.
 _SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0@]+|[^\0@]+\.py)(?![^\0])")
 
 
 def meant_by(option: str, names: Iterable[str]) -> str:
-    """The beginning of a hint with the option that is spelled nearly so; empty: there is none."""
+    """The beginning of a hint with the options that begin or end so, or the one that is spelled
+    nearly so; empty: there is none.
+    """
     if not option.startswith("--"):
         return ""
     option = option.replace("_", "-")
     in_order = sorted(names)
-    longer = [
+    singular = option.removesuffix("s")  # --logs begins as --log-dir does
+    by_words = [
         *filter(methodcaller("startswith", f"{option}-"), in_order),
         *filter(methodcaller("endswith", option[1:]), in_order),
+        *filter(methodcaller("startswith", f"{singular}-"), in_order),
     ]
+    longer = list(dict.fromkeys(by_words))[:_MOST]
+    if len(longer) > 1:
+        *first, last = map(repr, longer)
+        return f"did you mean {', '.join(first)} or {last}? "
     # The script's --report-to is not --report
     others = filterfalse(lambda name: option.startswith(f"{name}-"), in_order)
     return did_you_mean(option, others, longer, similarity=_SIMILARITY)

@@ -154,6 +154,16 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             "\ndistboot: hint: did you mean '--nproc-per-node'? if ",
         ),
         ("--log_dri x train.py", "usage", "\ndistboot: hint: did you mean '--log-dir'? if it is "),
+        (
+            "--logs x train.py",
+            "usage",
+            "hint: did you mean '--log-dir', '--log-format' or '--log-prefix'? if it is ",
+        ),
+        (
+            "--restarts 3 train.py",
+            "usage",
+            "hint: did you mean '--max-restarts', '--restart-delay' or '--restart-window'? if ",
+        ),
         ("--per_node", "usage", "did you mean '--nproc-per-node'? python -m distboot run --help"),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
