@@ -1,7 +1,10 @@
-"""The jobs of this host: the command, process and age of each, from the sockets of their agents."""
+"""The jobs of this host: the command, folder, process and age of each, from the sockets of their
+agents.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,11 +12,12 @@ from datetime import timedelta
 
 from ..base.errors import DistbootError
 from ..base.process import started
-from ..base.text import counted
+from ..base.text import counted, escape_control
 from ..host.command_line import command, short_command
 from ..host.sockets import holders
 
 _SOCKETS = "/proc/net/unix"
+_LONGEST_FOLDER = 60  # characters
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
 
 
@@ -21,7 +25,7 @@ def jobs_listed(
     agents: Mapping[str, Sequence[str]],
     problem: str = "",  # what was asked for, and is none of them
 ) -> DistbootError:
-    """The error that lists the jobs of this host: id, script, process and age."""
+    """The error that lists the jobs of this host: id, script, folder, process and age."""
     inodes: dict[str, str] = {}
     for line in unix_sockets()[1:]:
         fields = line.split()
@@ -44,14 +48,26 @@ def jobs_listed(
 
 
 def _described(processes: Sequence[int]) -> str:
-    """`"python -m distboot train.py (process 4711, running for 1:05:20)"`."""
+    """`"python -m distboot train.py in /home/me/run-3 (process 4711, running for 1:05:20)"`."""
     if not processes:
         return "its processes belong to another user or container"
     process = min(processes)
     words = command(process)
     if _SIDECAR in words:  # beside the process of the script, whose id is its next word
         process = int(words[words.index(_SIDECAR) + 1])
-    return f"{short_command(process)} (process {process}, running for {_age(process)})"
+    what = f"{short_command(process)}{_folder(process)}"
+    return f"{what} (process {process}, running for {_age(process)})"
+
+
+def _folder(process: int) -> str:
+    """`" in /home/me/run-3"`, of a long one the end; empty: it cannot be read."""
+    with suppress(OSError):
+        folder = escape_control(os.readlink(f"/proc/{process}/cwd"))
+        if len(folder) > _LONGEST_FOLDER:
+            end = folder[1 - _LONGEST_FOLDER :]
+            folder = f"…{end}"
+        return f" in {folder}"
+    return ""
 
 
 def _age(process: int) -> str:

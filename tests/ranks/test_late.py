@@ -769,10 +769,11 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
         )
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
     several = distboot("stacks", "--job", job)
+    where = rf"\S*python.* in \S*{re.escape(one.folder.name)}"
     wanted = (
         r"2 jobs run on this host:\n"
-        r"distboot:   --job (\S+\.0-[0-9a-f]{8}): \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
-        r"distboot:   --job \S+\.1-\w+: \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
+        rf"distboot:   --job (\S+\.0-[0-9a-f]{{8}}): {where} \(process \d+, running for 0:\d\d:\d\d\)\n"
+        rf"distboot:   --job \S+\.1-\w+: {where} \(process \d+, running for 0:\d\d:\d\d\)\n"
         r"distboot: hint: give one, for example --job "
     )
     listed = re.search(wanted, several.stderr)
