@@ -167,18 +167,19 @@ SETTINGS = (
         "DISTBOOT_NPROC_PER_NODE",
         "start N processes on this node, each a rank; the node rank, the number of nodes and the "
         "address are detected. `gpu`: one per accelerator; `cpu`: one per CPU; `auto`: as many as "
-        "the platform says, else `gpu`, or `cpu` if there are none. The variable does the same, "
-        "for an image whose ENTRYPOINT is the wrapper",
+        "the platform says, else `gpu`, or `cpu` if there are none. DISTBOOT_NPROC_PER_NODE does "
+        "the same, for an image whose ENTRYPOINT is the wrapper",
         without="the process is itself a rank",
         read=readers.nproc_per_node,
         option="--nproc-per-node",
-        metavar="N|auto",
+        metavar="N|auto|gpu|cpu",
         page="../how-to/one-process-a-node.md",
     ),
     Setting(
         "DISTBOOT_MAX_RESTARTS",
         "when a rank fails, end all ranks, let the agents meet, and start the command again, at "
-        "most N times; the script continues from its checkpoint. What rank 0 has counts for all",
+        "most N times; the script continues from its checkpoint. The value on rank 0 applies to "
+        "all ranks",
         default="0",
         read=readers.number_of_restarts,
         option="--max-restarts",
