@@ -13,7 +13,7 @@ the other agents are there, by the `heartbeat` of each `peer_connection`.
 
 The shell has its `own_processes`, each a `monitored_process` with what its parts share
 (`rank_process`). What a script leaves behind when it fails (`script/crash_hooks`) comes through a
-pipe (`hook_reader`) to `script_failure`. It is stopped by `stopping`: TERM, a grace, KILL.
+pipe (`hook_reader`) to `script_failure`. `stopping` ends a process: TERM, a grace, KILL.
 
 Where that is wanted, rank 0's agent writes each event when it happens (`event_files`: `journal`,
 `metrics_file`, `kubeflow_status`).

@@ -160,7 +160,7 @@ class Rounds(NamedTuple):
         files: EventFiles | None,
     ) -> AbstractContextManager[Session]:
         """All agents meet, and learn of the problem of this one."""
-        from ..agent.meet import join_here
+        from ..agent.joining import join_here
 
         options = self.launch.options
         restarts = self.restarts

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from .. import frameworks
-from ..agent.meet import join_here, joining
+from ..agent.joining import join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
 from ..base.errors import too_few_files
@@ -70,8 +70,8 @@ def meet(
         return _with_wrapper(call, around)
     call, for_plan = _planned(call)
     has_rendezvous = settings.rendezvous_setting(call.environ)
-    report = call.supervision.report
-    if has_rendezvous and call.placement.world_size == 1 and report is None:
+    path = call.supervision.report
+    if has_rendezvous and call.placement.world_size == 1 and path is None:
         # A process that is alone needs no agent
         return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
     from .start_report import StartReport, warn_of_no_report
@@ -79,22 +79,22 @@ def meet(
     tell = None
     if call.supervision.keeps_events:
         tell = _tell_agent
-    startup = StartReport(report, call.placement, tell)
+    report = StartReport(path, call.placement, tell)
     if not has_rendezvous:
-        if report is not None:
-            warn_of_no_report(call.placement, report)
+        if path is not None:
+            warn_of_no_report(call.placement, path)
         wait_until_resolves(call.placement, call.join_timeout)
         return nullcontext(alone(call.placement, call.join_timeout))
     from ..agent.sidecar_start import Sidecar
 
-    for_plan["problem"] = startup.problem()
+    for_plan["problem"] = report.problem()
     if for_plan["problem"] is not None:  # there is neither a report nor a journal
         call = call._replace(supervision=call.supervision._replace(report=None))
     try:
         sidecar = Sidecar()
     except OSError as error:
-        return _without_sidecar(call, for_plan, error, startup)
-    return _with_sidecar(call, for_plan, sidecar, startup, exported)
+        return _without_sidecar(call, for_plan, error, report)
+    return _with_sidecar(call, for_plan, sidecar, report, exported)
 
 
 def _tell_agent(job: Session, ended: StartEnded) -> None:

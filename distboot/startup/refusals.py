@@ -42,7 +42,7 @@ def tell_others(
     is_of_rank = outer.joined in (0, os.getpid())
     if placement.world_size == 1 or outer.met or not is_of_rank:
         return
-    from ..agent.meet import join_here  # here and below, as most ranks start
+    from ..agent.joining import join_here  # here and below, as most ranks start
     from ..detection.export import require_master
 
     with suppress(DistbootError, OSError):

@@ -44,19 +44,19 @@ def start(call: Call) -> Current:
     if around is None:
         _warn_without_wrapper(call)
     with EnvTransaction() as exported:
-        with meet(call, exported, around) as job:
-            exported.write(job.shared_variables(call.environ))
+        with meet(call, exported, around) as session:
+            exported.write(session.shared_variables(call.environ))
             if not is_met:  # else the wrapper has, and may have bound this process
-                exported.write(thread_variables(job.placement, call.environ))
-            context = frameworks.start(job, exported, call.options)
-            job.mark(GROUP)
+                exported.write(thread_variables(session.placement, call.environ))
+            context = frameworks.start(session, exported, call.options)
+            session.mark(GROUP)
         if call.placement.world_size == 1:
             report_exception_at_exit()
         _listen(context, call)
     return Current(
         os.getpid(),
         context,
-        job,
+        session,
         call.options,
         call.environ["LOCAL_RANK"],
         call.launcher,

@@ -201,7 +201,7 @@ def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
 # A rank that joins, and ends
 _JOINS = """
 import os
-from distboot.agent.meet import join_here
+from distboot.agent.joining import join_here
 from distboot.detection.here import detect_here
 with join_here(detect_here(os.environ), os.environ, 60.0):
     pass

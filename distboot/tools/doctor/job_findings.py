@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...agent.meet import join_here
+from ...agent.joining import join_here
 from ...agent.session import Session
 from ...base.dataclass import as_dict, dataclass
 from ...base.errors import with_rank
