@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..base.dataclass import dataclass
 from ..base.patterns import pattern
@@ -63,6 +63,16 @@ _ERROR = pattern(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
 # How c10 of torch begins an error: its own source file, and the expression that was false
 _C10 = pattern(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
 _UNCAUGHT = "uncaught exception: "
+# What the text of an exception can do without, where it is too long; the first goes first
+LEAST_MISSED_OF_EXCEPTION = (
+    pattern(rf"\A{_UNCAUGHT}"),
+    pattern(r"error\[rank-failed\]: (?=.*: the block failed on )"),
+    pattern(r"(?:local_)?main_first\(\)(?: on node \d+)?: the (?=block failed on )"),
+)
+# See `key_texts.leader_failed`: what is before the reason, unless that is the end of the leader
+_BLOCK_FAILED = pattern(
+    rf"error\[rank-failed\]: .*the block failed on rank \d+(?: \(node \d+\))?: (?!{EXIT})"
+)
 _SHORT = 70  # characters: of a text with fewer, only the beginning is kept, which has the type
 # Of faulthandler
 _PLACE = pattern(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
@@ -181,8 +191,13 @@ class ExitStatus:
         """Whether a framework tells that a peer is gone, and not a service that the script uses."""
         if not self.is_secondary:
             return False
-        is_of_framework = _OF_FRAMEWORK.match(self._exception.type) is not None
-        told = _OF_FRAMEWORK.findall(self._exception.excerpt)
+        exception = self._exception
+        said = f"{exception.type}: {exception.message}\n{exception.excerpt}"
+        said, failed_blocks = _BLOCK_FAILED.subn("", said)
+        told = _OF_FRAMEWORK.findall(said)
+        is_of_framework = _OF_FRAMEWORK.match(exception.type) is not None
+        # The leader may have caught why its block failed, and still run
+        is_of_framework &= not failed_blocks
         return is_of_framework or any(map(speaks_of_peer, told))
 
     @property
@@ -295,8 +310,7 @@ class ExitStatus:
         if exception.more:
             more = f" (and {exception.more} more)"
         room = most - len(more)
-        if len(text) > room:
-            text = text.removeprefix(_UNCAUGHT)
+        text = with_least(text, LEAST_MISSED_OF_EXCEPTION, room)
         text = without_middle(text, room)
         return text + more
 
@@ -385,6 +399,14 @@ def _without_distboot(lines: list[str]) -> list[str]:
 def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
     """A text of at most so many characters."""
     return cut(message, most)
+
+
+def with_least(message: str, least_missed: Iterable[re.Pattern[str]], most: int) -> str:
+    """A text without more and more of what it can do without, until it has so many characters."""
+    for part in least_missed:
+        if len(message) > most:
+            message = part.sub("", message)
+    return message
 
 
 def without_middle(message: str, most: int, least: int = _SHORT) -> str:

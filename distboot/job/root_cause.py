@@ -62,6 +62,11 @@ _TIMEOUT = pattern(
 _WAITED_AT = pattern(
     r"(barrier\(\)|(?:local_)?main_first\(\)): .* (?:arrived|its block) within (\d[\d.e+]*) s"
 )
+# The same, and `leader_gone` and `ranks_gone`
+_NAMES_PEER = pattern(
+    r"main_first\(\).*: .* its block within \d|barrier\(\): .* arrived within \d"
+    r"|\): ranks? .+ ended, or closed its context, without "
+)
 # What a description of a wait can do without; the first goes first
 LEAST_MISSED_OF_WAIT = (
     pattern(", judging by the stacks"),
@@ -72,6 +77,7 @@ LEAST_MISSED_OF_WAIT = (
 BY_HANG_STOP = ", and DISTBOOT_HANG=stop ends all ranks"
 # What late ranks have done, in the headline
 HELD_UP = "held up the job"
+_FAILED_FIRST = "failed first"
 _OWN_ERROR = "distboot.DistbootError: "
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
@@ -296,13 +302,11 @@ _OF_PEER = {
 
 
 def from_exit(
-    member: RankState, end: ExitStatus, delay: float, failed: str = "failed first"
+    member: RankState, end: ExitStatus, delay: float, failed: str = _FAILED_FIRST
 ) -> RootCause:
     """A rank ended in failure."""
-    begin = f"rank {member.rank} {failed}"
-    call, _ = waited_at(end)  # its own message tells of the peer then
-    if end.is_of_peer and not call:
-        begin += _OF_PEER[end.has_waited]
+    because = _because_of_peer(end, failed)
+    begin = f"rank {member.rank} {failed}{because}"
     headline = _headline(f"{begin}: ", end.failure_text, member, end.place)
     return RootCause(
         ranks=(member.rank,),
@@ -311,6 +315,16 @@ def from_exit(
         delay=delay,
         exit_code=end.code_of_job,
     )
+
+
+def _because_of_peer(end: ExitStatus, failed: str) -> str:
+    """`", because a peer disconnected"`; empty where no peer did, or where the headline names it."""
+    names_peer = _NAMES_PEER.search(end.failure_text(_LONGEST_TEXT)) is not None
+    if names_peer and failed == _FAILED_FIRST:
+        return ""
+    if not end.is_of_peer:
+        return ""
+    return _OF_PEER[end.has_waited]
 
 
 def from_hidden(member: RankState, end: ExitStatus) -> str:

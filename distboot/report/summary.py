@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from ..base.patterns import pattern
 from ..base.text import counted, ranks_said
-from ..job.exit_status import without_middle
+from ..job.exit_status import LEAST_MISSED_OF_EXCEPTION, with_least, without_middle
 from ..job.root_cause import BY_HANG_STOP, HELD_UP, LEAST_MISSED_OF_WAIT
 from ..rendezvous.events import Event
 from ..rendezvous.membership import Membership
@@ -178,6 +178,7 @@ def _without_host(headline: str) -> str:
 def _brief(text: str, most: int) -> str:
     """A headline of at most so many characters; its place in the code and its end stay."""
     text = _shortened_wait(text, most)
+    text = with_least(text, LEAST_MISSED_OF_EXCEPTION, most)
     if len(text) <= most:
         return text
     what, comma, place = text.rpartition(", in ")
@@ -192,10 +193,8 @@ def _brief(text: str, most: int) -> str:
 
 def _shortened_wait(text: str, most: int) -> str:
     """The headline of a hang without what is least missed, if it is too long; any other as it is."""
-    for part in (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT, _NAME_OF_TIMEOUT):
-        if len(text) > most:
-            text = part.sub("", text)
-    return text
+    least_missed = (pattern(BY_HANG_STOP), *LEAST_MISSED_OF_WAIT, _NAME_OF_TIMEOUT)
+    return with_least(text, least_missed, most)
 
 
 def _earlier(rounds: Rounds, current: int) -> str:

@@ -140,6 +140,24 @@ def test_cut_lines_end_with_an_ellipsis() -> None:
     assert last_line("first\n" + "x" * 301) == "x" * 299 + "…"
 
 
+def test_long_headline_keeps_why_the_block_failed() -> None:
+    message = (
+        "error[rank-failed]: rank 12 on node-1: local_main_first() on node 1: the block failed on "
+        "rank 8 (node 1): OSError: [Errno 28] No space left on device: '/data/set-1.tar'"
+    )
+    exception = UncaughtException(
+        is_secondary=True,
+        type="distboot.DistbootError",
+        message=message,
+        place="load (data.py:41)",
+    )
+    end = ExitStatus(code=1, exception=exception)
+    assert from_exit(RankState(12, "node-1", 1, 4), end, 0.0).headline == (
+        "rank 12 failed first: block failed on rank 8 (node 1): OSError: [Errno 28] "
+        "No space left on device: '/data/set-1.tar', on node-1, in load (data.py:41)"
+    )
+
+
 INIT = "import distboot\ndistboot.init()"
 
 

@@ -151,6 +151,17 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
         (
             "failed",
             (
+                "rank 1 failed first: error[rank-failed]: main_first(): the block failed on "
+                "rank 0: OSError: disk full, on node-a, in <module> (train.py:2)"
+            ),
+            (
+                "rank 1 failed first at 11:07:40 UTC, on node-a: block failed on rank 0: "
+                "OSError: disk full, in <module> (train.py:2); 1 other rank failed after that"
+            ),
+        ),
+        (
+            "failed",
+            (
                 "rank 1 failed first: uncaught exception: ModuleNotFoundError: No module named "
                 "'numpy', on node-a, in <module> (train.py:2)"
             ),
@@ -271,6 +282,7 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
         ),
     ],
     ids=[
+        "block of the leader",
         "import",
         "DataLoader",
         "hang",

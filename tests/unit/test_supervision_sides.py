@@ -58,6 +58,31 @@ OF_NO_START = raised(
     "and ended before the framework could start",
     when=1.0,
 )
+# The leader's block failed, and the leader caught that
+OF_A_BLOCK = raised(
+    "distboot.DistbootError: error[rank-failed]: rank 3 on host-1: main_first(): "
+    "the block failed on rank 0: OSError: download failed",
+    when=1.0,
+)
+OF_A_BLOCK_WRAPPED = replace(
+    OF_A_BLOCK,
+    exception=UncaughtException(
+        is_secondary=True,
+        type="RuntimeError",
+        message="no data",
+        excerpt=f"{OF_A_BLOCK.traceback}\n\nRuntimeError: no data",
+    ),
+)
+OF_A_BLOCK_OF_A_PEER = raised(
+    "distboot.DistbootError: error[rank-failed]: rank 3 on host-1: main_first(): "
+    "the block failed on rank 0: RuntimeError: Connection closed by peer",
+    when=1.0,
+)
+OF_A_CLOSED_CONTEXT = raised(
+    "distboot.DistbootError: error[missing-rank]: rank 3 on host-1: main_first(): "
+    "rank 0 (node 0) ended, or closed its context, without finishing its block",
+    when=1.0,
+)
 OF_A_SERVICE = raised("ConnectionRefusedError: [Errno 111] Connection refused", when=1.0)
 
 OF_A_SERVICE_AFTER_ANOTHER = replace(
@@ -188,6 +213,40 @@ ORDERS = {
         "rank 3 failed first: uncaught exception: ConnectionRefusedError: [Errno 111] Connection refused, on host-1",
         0,
     ),
+    "block-of-the-leader-failed": (
+        [(3, Failing(OF_A_BLOCK)), OPEN, 1],
+        (
+            "rank 3 failed first: error[rank-failed]: main_first(): "
+            "the block failed on rank 0: OSError: download failed, on host-1"
+        ),
+        0,
+    ),
+    "block-of-the-leader-failed-wrapped": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_BLOCK_WRAPPED)), 1],
+        "rank 3 failed first: uncaught exception: RuntimeError: no data, on host-1",
+        0,
+    ),
+    "block-of-the-leader-failed-uncaught": (
+        [(3, Failing(OF_A_BLOCK)), OPEN, (0, Exited(ExitStatus(code=1, when=1.0)))],
+        "rank 0 failed first: exit code 1, on host-0",
+        1,
+    ),
+    "block-of-the-leader-missed-a-peer": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_BLOCK_OF_A_PEER)), 1],
+        (
+            "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; "
+            "then rank 3 failed, because a peer disconnected"
+        ),
+        0,
+    ),
+    "leader-closed-its-context": (
+        [(3, Failing(OF_A_CLOSED_CONTEXT)), OPEN, 1],
+        (
+            "rank 3 failed first: error[missing-rank]: main_first(): rank 0 (node 0) ended, "
+            "or closed its context, without finishing its block, on host-1"
+        ),
+        0,
+    ),
     "ended-too-early-wrapped": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(WRAPPED)), 1],
         "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a",
@@ -250,6 +309,9 @@ def test_first_is_named(
             running.later(step)
         elif step[1] == LOST:
             running.end(int(step[0]))
+        elif step[0] == 0:
+            running.side.take(0, step[1], running.now)
+            running.later(0)
         else:
             running.send(int(step[0]), step[1])
     (said,) = running.said
