@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base.errors import DistbootError, reason_of
+from ..base.setting_readers import absolute_path, given_by_option
 from ..base.text import counted, escape_control, log_line, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
@@ -74,6 +75,7 @@ def report(arguments: list[str]) -> int:
 
 def _refuse_other_content(path: str) -> None:
     """Refuse to replace a journal by a page, or what is neither."""
+    absolute_path(given_by_option("--html", path))  # there is one, and it names a file
     beginning = files.beginning_of(path)
     if beginning and is_journal(beginning):
         raise _would_replace(f"the journal {short_repr(path)}")

@@ -127,6 +127,20 @@ def test_relative_report_in_a_removed_directory(
     assert (status, output.count("trained")) == (0, 2)
 
 
+def test_relative_page_in_a_removed_directory(
+    without_directory: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    journal = tmp_path / "job.jsonl"
+    page = ["-m", "distboot", "report", "--html"]
+    assert without_directory(*page, "page.html", str(journal)) == (
+        2,
+        f"distboot: error[usage]: --html='page.html' {_OF_REMOVED_DIRECTORY}",
+    )
+    status, output = without_directory(*page, str(tmp_path / "page.html"), "job.jsonl")
+    assert (status, "Traceback" in output) == (2, False)
+    assert "the journal 'job.jsonl' cannot be read: No such file or directory" in output
+
+
 @pytest.mark.parametrize("name", ["REPORT", "METRICS", "BAD_HOSTS_FILE"])
 def test_init_refuses_it_in_a_removed_directory(
     without_directory: Callable[..., tuple[int, str]], tmp_path: Path, name: str
