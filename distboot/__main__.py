@@ -1,11 +1,30 @@
 """`python -m distboot …`: see `python -m distboot --help`."""
 
-import gc
 import os
-import signal
 import sys
 
+
+def _leave_out_working_directory() -> None:
+    """Undo what `python -m` has put before `sys.path`, as `python -P` does.
+
+    In this process a `logging.py` of the user must not stand for that of Python. The script is another process.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # Python has added nothing then
+        return
+    # With these nothing was added: what is first there comes from elsewhere
+    is_left_out = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    if sys.path[:1] == [here] and not is_left_out:
+        del sys.path[0]
+
+
 if __name__ == "__main__":
+    _leave_out_working_directory()
+
+    import gc
+    import signal
+
     # Nearly all that a start creates stays: a search for garbage in it finds none.
     gc.set_threshold(20_000)
     # Before anything else is imported: until `main` runs, Ctrl-C ends us quietly and not with a traceback.

@@ -85,6 +85,47 @@ def test_modules_that_exist_run(distboot: Run, tmp_path: Path) -> None:
     assert distboot("-m", "json.tool", "--help").returncode == 0
 
 
+# Of Python, that this package imports
+_OF_PYTHON = ("json", "logging", "select", "signal", "socket", "subprocess", "threading")
+_SHOW_PATH = "import sys; print(sys.path[0])"
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["src/train.py"], "src"),
+        (["--exec", "src/train.py"], "src"),
+        (["--nproc-per-node", "1", "src/train.py"], "src"),
+        (["-m", "src.train"], "."),
+        (["--nproc-per-node", "1", "-m", "src.train"], "."),
+    ],
+    ids=" ".join,
+)
+def test_modules_of_the_working_directory_are_the_scripts(
+    distboot: Run, tmp_path: Path, words: list[str], folder: str
+) -> None:
+    for name in _OF_PYTHON:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text(_SHOW_PATH)
+    ended = distboot(*words)
+    assert (ended.returncode, ended.stdout) == (0, f"{tmp_path / folder}\n"), ended.stderr
+
+
+@pytest.mark.parametrize(("options", "left"), [([], 1), (["-I"], 2)], ids=["", "-I"])
+def test_only_what_python_has_added_leaves_its_path(
+    run: Run, tmp_path: Path, options: list[str], left: int
+) -> None:
+    host = (
+        "import runpy, sys\n"
+        f"sys.path[:0] = {[str(tmp_path)] * 2}\n"
+        "import distboot.cli.main\n"
+        "distboot.cli.main.main = lambda words: print(sys.path.count(sys.path[0]), flush=True)\n"
+        "runpy.run_module('distboot', run_name='__main__', alter_sys=True)\n"
+    )
+    assert run(sys.executable, *options, "-c", host).stdout == f"{left}\n"
+
+
 @pytest.fixture
 def without_directory(run: Run, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Run a Python in a directory that is removed before; return its exit code and its output."""
