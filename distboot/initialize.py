@@ -18,7 +18,12 @@ from .detection.here import detect_here, names_launcher
 from .rendezvous.events import since_boot
 from .startup.exit_report import end_with_exit_code, report_error_at_exit
 from .startup.meeting import Call
-from .startup.refusals import refuse_ray_worker, refuse_spawned, tell_others
+from .startup.refusals import (
+    refuse_ray_worker,
+    refuse_spawned,
+    tell_others,
+    with_hint_at_multiprocessing,
+)
 from .startup.start import Current, refuse_different, start
 
 TYPE_CHECKING = False
@@ -204,4 +209,5 @@ def _new(
             supervision,
             launcher,
         )
-        return start(call)
+        with with_hint_at_multiprocessing():
+            return start(call)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from ..base.errors import DistbootError, already_joined
 from ..base.settings import join_timeout_setting, rendezvous_setting, without_invalid
@@ -13,6 +13,13 @@ from ..detection import inherited
 from ..detection.detect import refuse_unless_rank
 from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
+
+# What the processes that multiprocessing starts below each rank lead to, if they call `init`
+_OF_RANKS = ("duplicate-rank", "missing-rank")
+_CALL_ABOVE = (
+    "multiprocessing started this process: if the launcher gave its rank to the process above it, "
+    "call init() there"
+)
 
 
 def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
@@ -67,8 +74,7 @@ def refuse_spawned(placement: Placement) -> None:
     """Refuse a child of multiprocessing without a rank: each of them would be rank 0 of 1."""
     if placement.has_launcher:
         return
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+    if _is_of_multiprocessing():
         raise DistbootError(
             "spawned-process",
             "multiprocessing started this process without a rank: it would be rank 0 of 1",
@@ -76,6 +82,24 @@ def refuse_spawned(placement: Placement) -> None:
             "mp.spawn; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process before "
             "init(); or DISTBOOT_LAUNCHER=none where each is to be alone",
         )
+
+
+@contextmanager
+def with_hint_at_multiprocessing() -> Iterator[None]:
+    """Errors in this block because of ranks that are there twice, or not at all, have its hint."""
+    try:
+        yield
+    except DistbootError as error:
+        if error.code not in _OF_RANKS or not _is_of_multiprocessing():
+            raise
+        hint = f"{_CALL_ABOVE}; or {error.hint}"
+        raise DistbootError(error.code, error.message, hint).of(error.who) from None
+
+
+def _is_of_multiprocessing() -> bool:
+    """Whether multiprocessing has started this process."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def refuse_ray_worker(placement: Placement) -> None:

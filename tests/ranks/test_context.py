@@ -388,6 +388,35 @@ def test_spawned_process_is_no_world(
     assert printed(DISTBOOT_LAUNCHER="none") == ["0 1"] * 2
 
 
+_EACH_WITH_ITS_RANK = """
+import multiprocessing, distboot
+def train():
+    try:
+        distboot.init("none", join_timeout={})
+    except distboot.DistbootError as error:
+        print(error.code, error.hint, flush=True)
+for _ in range({}):
+    multiprocessing.get_context("fork").Process(target=train).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "code", "limit"), [(2, "duplicate-rank", "20"), (1, "missing-rank", "1")]
+)
+def test_workers_with_one_rank_get_a_hint(
+    run: Run, port: int, processes: int, code: str, limit: str
+) -> None:
+    script = _EACH_WITH_ITS_RANK.format(limit, processes)
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    lines = run(sys.executable, "-c", script, env=env).stdout.splitlines()
+    assert len(lines) == processes
+    for line in lines:
+        assert line.startswith(
+            f"{code} multiprocessing started this process: if the launcher gave its rank to the "
+            "process above it, call init() there; or "
+        )
+
+
 @pytest.mark.parametrize(
     ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})]
 )
