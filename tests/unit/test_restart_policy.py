@@ -140,7 +140,7 @@ def test_announcement_tells_how_a_round_ended(
     capfd: pytest.CaptureFixture[str], text: str, how: str
 ) -> None:
     restarts = Restarts(RestartSettings(_MOST), {}, who=None, of_launcher=False)
-    restarts.rounds.append({})
+    restarts.begin(0, _MOST, met_at=0.0)
     restarts.ended(RootCause((1,), is_failure=True, text=text))
     restarts.announce()
     said = capfd.readouterr().err
