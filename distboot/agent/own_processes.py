@@ -32,7 +32,7 @@ class OwnProcesses:
         # Whether the kernel is ending the launcher's process above our ranks
         self.launcher_is_ending: Callable[[], bool] = bool
         self._facts = facts
-        self._cause: RootCause | None = None  # for which all stop
+        self._delay = inf  # of the cause for which all stop, in seconds
         self._untold: list[OwnProcess] = []  # those to be told of the root cause
         self._stopped: set[int] = set()  # ranks whose order was executed
 
@@ -59,8 +59,8 @@ class OwnProcesses:
 
     def stop(self, cause: RootCause, now: float) -> None:
         """Order all to stop."""
-        has_more_time = cause.waits_longer_than(self._cause)
-        self._cause = cause
+        has_more_time = cause.delay > self._delay
+        self._delay = cause.delay
         for member in self._facts.running():
             at = now + cause.until_stop(member, shares_keys=self.shares_keys)
             before = self.orders.get(member.rank, _NEVER)

@@ -68,6 +68,7 @@ class Ends:
     concluded_at: float = inf  # why the job ends
     # From when on ranks that failed of a peer need not wait for the one that failed first
     release_at: float = inf
+    delay: float = inf  # of the cause, in seconds
 
 
 @dataclass(slots=True)
@@ -105,9 +106,10 @@ class Facts:
         ends.concluded_at = min(ends.concluded_at, now)
         delay = max(cause.delay, AFTER_THE_FIRST)
         release_at = now + delay
-        if not cause.waits_longer_than(self.cause):
+        if delay <= ends.delay:  # else the rank that failed first gets more time to end
             release_at = min(release_at, ends.release_at)
         ends.release_at = release_at
+        ends.delay = delay
         self.cause = cause
         self.is_followed = cause.restarts
 

@@ -227,10 +227,6 @@ class RootCause:
             return self.then
         return self.ranks[0]
 
-    def waits_longer_than(self, before: RootCause | None) -> bool:
-        """Whether the rank that failed first now has more time to end than it had `before`."""
-        return before is not None and self.delay > before.delay
-
     def until_stop(self, member: RankState, *, shares_keys: bool) -> float:
         """Seconds until a rank has to stop for it; it may be about to end by itself.
 
