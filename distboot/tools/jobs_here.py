@@ -11,12 +11,16 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
+from ..base.patterns import pattern
 from ..base.process import started
 from ..base.text import counted, escape_control
 from ..host.command_line import command, short_command
 from ..host.sockets import holders
 
 _SOCKETS = "/proc/net/unix"
+# A line there: seven columns, of which the last one is the inode, and an abstract name. A name with
+# a line break has others, too.
+_NAMED = pattern(r"\w+:(?: +\w+){5} +(\d+) @(\S+)")
 _LONGEST_FOLDER = 60  # characters
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
 
@@ -27,9 +31,10 @@ def jobs_listed(
 ) -> DistbootError:
     """The error that lists the jobs of this host: id, script, folder, process and age."""
     inodes: dict[str, str] = {}
-    for line in unix_sockets()[1:]:
-        fields = line.split()
-        inodes[f"socket:[{fields[6]}]"] = fields[-1].removeprefix("@")
+    for line in unix_sockets():
+        named = _NAMED.fullmatch(line)
+        if named is not None:
+            inodes[f"socket:[{named[1]}]"] = named[2]
     processes = holders(inodes)
     begin = ""
     if problem:

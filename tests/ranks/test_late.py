@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Collection, Sequence
 
@@ -768,7 +769,9 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
             MASTER_PORT=str(free_port()),
         )
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
-    several = distboot("stacks", "--job", job)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("\0of another\nprogram")
+        several = distboot("stacks", "--job", job)
     where = rf"\S*python.* in \S*{re.escape(one.folder.name)}"
     wanted = (
         r"2 jobs run on this host:\n"
