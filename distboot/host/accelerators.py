@@ -76,7 +76,7 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's driver, for example "550.54.15"."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
     text = text_of(root / "proc/driver/nvidia/version")
-    version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+    version = re.search(r"\s(\d+\.\d+(\.\d+)?)(?!\S)", text)
     if version is None:
         return None
     return version[1]

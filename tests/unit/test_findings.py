@@ -184,6 +184,12 @@ def test_accelerators_as_the_visibility_variable_leaves_them(
     assert accelerators.nvidia_driver(nvidia) == "550.54.15"
 
 
+def test_driver_may_be_the_last_word_of_its_file(tmp_path: Path) -> None:
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module  550.54.15\n"
+    lay_out({"proc/driver/nvidia/version": text}, tmp_path)
+    assert accelerators.nvidia_driver(tmp_path) == "550.54.15"
+
+
 def test_accelerators_of_other_tasks_do_not_count(nvidia: Path) -> None:
     (nvidia / "dev/nvidia1").unlink()  # for root, who may open everything; Slurm's cgroup denies it
     assert accelerators.visible({}, nvidia) == UUIDS[1:]
