@@ -43,8 +43,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connections import Appliers
 
-# Seconds for an agent to return whose connection has ended: it takes milliseconds
 _WHO = "the agent of rank 0"  # in a text for users
+# Seconds for an agent to return whose connection has ended: it takes milliseconds
 _RETURN_TIMEOUT = GATHERING
 # The same, where the network was cut
 _RETURN_TIMEOUT_AFTER_CUT = 3.0

@@ -10,7 +10,7 @@ is sent after all, and KILL follows a second later.
 
 *Another rank has failed.* SIGTERM is sent at once. Usually it ends the script. If the script has
 our handler of SIGTERM (it *listens*), SIGTERM only makes `ctx.preempted` true; and the script
-likely waits for the rank that failed, in a collective operation that never ends. Such a script is
+likely waits for another rank, in a collective operation that never ends. Such a script is
 ended early: when the answer to SIGTERM is late, and the process uses neither a processor nor a
 disk, it is told to end without another read (`StopPages.end`), and killed if not even that works. A
 script that sends a checkpoint over a network hardly uses a processor, but its main thread runs again

@@ -83,7 +83,7 @@ def agents_here(job: str) -> dict[str, list[str]]:
         name, of_job = match.groups()
         if f"{of_job}-".startswith(wanted) and name not in found[of_job]:
             found[of_job].append(name)
-    return found
+    return dict(found)
 
 
 def ask(name: str, pid: int) -> Sequence[str] | None:
