@@ -25,19 +25,25 @@ def meant_by(option: str, names: Iterable[str]) -> str:
         return ""
     option = option.replace("_", "-")
     in_order = sorted(names)
-    singular = option.removesuffix("s")  # --logs begins as --log-dir does
-    by_words = [
+    longer = [
         *filter(methodcaller("startswith", f"{option}-"), in_order),
         *filter(methodcaller("endswith", option[1:]), in_order),
-        *filter(methodcaller("startswith", f"{singular}-"), in_order),
     ]
-    longer = list(dict.fromkeys(by_words))[:_MOST]
-    if len(longer) > 1:
-        *first, last = map(repr, longer)
-        return f"did you mean {', '.join(first)} or {last}? "
     # The script's --report-to is not --report
     others = filterfalse(lambda name: option.startswith(f"{name}-"), in_order)
-    return did_you_mean(option, others, longer, similarity=_SIMILARITY)
+    near = did_you_mean(option, others, similarity=_SIMILARITY)
+    if near and not longer:
+        return near
+    singular = option.removesuffix("s")  # --logs begins as --log-dir does
+    longer += filter(methodcaller("startswith", f"{singular}-"), in_order)
+    found = list(dict.fromkeys(longer))[:_MOST]
+    if not found:
+        return ""
+    *first, last = map(repr, found)
+    listed = last
+    if first:
+        listed = f"{', '.join(first)} or {last}"
+    return f"did you mean {listed}? "
 
 
 def after_script(option: str, target: Sequence[str], program: str) -> str:
