@@ -204,13 +204,12 @@ def _uses_mpi(text: str) -> bool:
     """Whether a script imports mpi4py; one that can do without it, only where it is there."""
     if _MPI not in text:
         return False
-    from importlib.util import find_spec  # here, as few scripts do
-
+    from .module_lookup import missing_part  # here, as few scripts do
     from .script_tree import script_of
 
     script = script_of(text)
     packages = set(script.needed)
-    if find_spec(_MPI) is not None:
+    if missing_part(_MPI) is None:
         packages |= script.tried
     return _MPI in packages and not script.calls_init
 
@@ -241,8 +240,7 @@ def _starts(name: str, text: str) -> str:
 
     One that can do without the framework may start it only where it is installed.
     """
-    from importlib.util import find_spec  # here, as most scripts have no such word
-
+    from .module_lookup import missing_part  # here, as most scripts have no such word
     from .script_tree import script_of
 
     framework = _FRAMEWORKS[name]
@@ -252,6 +250,6 @@ def _starts(name: str, text: str) -> str:
     if framework.signs & script.needed:
         return "starts"
     is_possible = framework.signs & (script.tried | script.later)
-    if is_possible and find_spec(name) is not None:
+    if is_possible and missing_part(name) is None:
         return "may start"
     return ""
