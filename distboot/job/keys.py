@@ -113,7 +113,9 @@ class _Failures:
 
     def __init__(self) -> None:
         self._errors: dict[int, DistbootError] = {}  # by count
-        self._same_until = 0  # all earlier counts have the first of these errors
+        # Up to this count, the first of these errors is the answer: also for a block that ended well,
+        # as none that failed is to be run
+        self._same_until = 0
 
     def add(self, key: Key, error: DistbootError) -> None:
         if key.is_for_all:

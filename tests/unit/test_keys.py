@@ -205,6 +205,7 @@ def test_no_block_that_failed_is_run_later() -> None:
     for count in (1, 2500, 4999):
         (answer,) = job.arrive(1, key=Key(MAIN_FIRST, None, count)).values()
         assert _why(answer).endswith("no\\x07 disk")
+    assert len(job.keys._failed[FIRST.place]._errors) == 100
 
 
 def test_second_context_below_one_wrapper_starts_anew() -> None:
