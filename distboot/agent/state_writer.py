@@ -20,7 +20,7 @@ class StateWriter:
 
     what = ""  # for the warning that it was not told
     between = 0.0  # seconds between two times, at least
-    refresh = 0.0  # seconds after which it is told again
+    refresh: float  # seconds after which it is told again
     last = 0.0  # seconds for the end of the job to be told
 
     def __init__(self, who: str | None) -> None:
