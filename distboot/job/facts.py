@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Seconds; torchrun polls 10 times a second which ranks have ended, and lists them in that order
 AFTER_THE_FIRST = 0.15
-_LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
+LAUNCHER_LOOKS = 0.25  # seconds from an exit code on a host to the launcher that is elsewhere
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 # Seconds, where its collective operation has timed out: it first ends the group that did not answer.
 # Or where its exit code is known, and its host is busy: its agent looks whether it still runs
@@ -156,7 +156,7 @@ class Facts:
         return first_that_holds(
             (self.is_held, 0.0),
             (agents_cause != "", 0.0),  # it does not end by itself
-            (member.is_reaped, _LAUNCHER_LOOKS),
+            (member.is_reaped, LAUNCHER_LOOKS),
             (member.end is not None, LONGEST_ENDING),
             (True, ending),
         )

@@ -127,7 +127,9 @@ class FailureService(Service):
         cause = self._facts.cause
         if cause is None or not cause.is_first(member.rank):
             return
-        again = replace(cause, delay=self._facts.delay(member))
+        again = cause
+        if cause.delay:  # else nobody waits for its end, as after an external signal
+            again = replace(cause, delay=self._facts.delay(member))
         if member.end is not None:
             again = replace(again, exit_code=_code_of_job(cause, member.end))
         self._emit(Amend(again))

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from ..base.table import first_that_holds
 from .exit_status import ExitStatus
-from .facts import AFTER_THE_FIRST, Facts
+from .facts import AFTER_THE_FIRST, LAUNCHER_LOOKS, Facts
 from .rank_0_link import Rank0Link
 from .root_cause import RootCause
 
@@ -36,13 +36,16 @@ def of_rank_0(facts: Facts) -> float:
     is_open = cause is None
     is_failure = cause is not None and cause.is_failure
     is_alone = not any(map(_is_reachable, facts.members.values()))
-    told_all = concluded + facts.settings.grace + _RANK_0_TELLS
+    # Later than that where the rank that failed first ends slowly
+    stops_at = max(concluded, facts.ends.release_at - LAUNCHER_LOOKS)
+    told_all = stops_at + facts.settings.grace + _RANK_0_TELLS
     # After a signal rank 0 may save a checkpoint first, and another rank a little longer
     lingers = min(ended + _LINGER, told_all)
     return first_that_holds(
         (not facts.detects, ended),
         (is_open and bool(facts.reports), inf),  # it is being decided
-        (is_alone, ended),
+        (is_open and is_alone, ended),
+        (is_alone, _seen_at(facts)),
         (is_open and facts.may_restart, inf),
         (is_open, ended + _LINGER),
         (is_failure or facts.holds_failed_end, max(told_all, ended)),
@@ -60,18 +63,24 @@ def _of_cause(facts: Facts, link: Rank0Link, cause: RootCause | None) -> float:
     if cause is None:
         return _without_cause(facts, link)
     ended = facts.ends.ended_at
-    is_told = not facts.is_held
     return first_that_holds(
         # Rank 0 leaves once all ranks have ended, and until then another round may be called off
         (cause.restarts and link.is_cut_off, link.gone_at),
         (_is_done(facts) and not cause.restarts, ended),
-        # One that failed first has to be seen first
-        (is_told and _is_secondary(facts), max(ended, facts.ends.release_at)),
-        (is_told, max(ended, facts.ends.concluded_at)),
+        (not facts.is_held, max(_seen_at(facts), facts.ends.concluded_at)),
         (not link.is_cut_off, ended + facts.settings.grace + _IS_TOLD),
         (facts.has_own(cause.ranks), link.gone_at),
         (True, link.gone_at + AFTER_THE_FIRST),
     )
+
+
+def _seen_at(facts: Facts) -> float:
+    """When a launcher may see that our ranks have ended: after the one that failed first."""
+    seen_at = facts.ends.ended_at
+    waits = all((not facts.is_held, _is_secondary(facts)))
+    if waits:
+        seen_at = max(seen_at, facts.ends.release_at)
+    return seen_at
 
 
 def _without_cause(facts: Facts, link: Rank0Link) -> float:

@@ -31,6 +31,7 @@ from distboot.job.messages import (
     Probeable,
     Probed,
     Reads,
+    Reaped,
     Register,
     Stalled,
     Terminating,
@@ -756,14 +757,31 @@ def test_rank_that_begins_late_learns_who_prints() -> None:
 SIGNALED: list[Event] = [is_terminated(1), Wait(1)]
 LINGER = 5.0  # seconds, as docs/explanation/failure-detection.md has them
 GRACE = SETTINGS.grace
+# Rank 2 has failed, and its libraries still end; by then a peer's end has ended two others
+ENDS_SLOWLY = [Take(2, Exited(CODE_3, is_reaped=False)), exits(0, OF_A_PEER), exits(1, OF_A_PEER)]
 # What has happened, and for how many seconds after that rank 0's agent stays for the others
 STAYS: dict[str, tuple[list[Event], float]] = {
     "rank 0 ended well": ([exits(0, WELL)], LINGER),
     "all ended well": ([exits(rank, WELL) for rank in (1, 2, 3, 0)], 0.0),
     "another rank failed": ([exits(2, CODE_3), exits(0, TERMINATED)], GRACE + 2.0),
+    "another rank failed, and ends slowly": (
+        [Take(2, Exited(CODE_3, is_reaped=False)), Wait(1), exits(0, TERMINATED)],
+        8.75 + GRACE + 2.0 - 1.0,
+    ),
+    "it is the last one that ends": ([*ENDS_SLOWLY, exits(3, OF_A_PEER), Wait(1)], 8.0),
+    "it has ended": ([*ENDS_SLOWLY, exits(3, OF_A_PEER), Wait(1), Take(2, Reaped())], 0.25),
     "a signal ended rank 0, which saves nothing": (
         [is_terminated(0), exits(0, TERMINATED), Wait(1)],
         LINGER,
+    ),
+    "the rank that a signal has ended ends slowly": (
+        [
+            *SIGNALED,
+            *(exits(rank, WELL) for rank in (2, 3)),
+            Take(1, Exited(TERMINATED, is_reaped=False)),
+            exits(0, OF_A_PEER),
+        ],
+        0.15,
     ),
     "rank 0 saved after a signal": (
         [*SIGNALED, Wait(7), exits(0, WELL)],
