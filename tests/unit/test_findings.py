@@ -184,7 +184,7 @@ def test_accelerators_as_the_visibility_variable_leaves_them(
     assert accelerators.nvidia_driver(nvidia) == "550.54.15"
 
 
-def test_driver_may_be_the_last_word_of_its_file(tmp_path: Path) -> None:
+def test_driver_may_be_the_last_word(tmp_path: Path) -> None:
     text = "NVRM version: NVIDIA UNIX Open Kernel Module  550.54.15\n"
     lay_out({"proc/driver/nvidia/version": text}, tmp_path)
     assert accelerators.nvidia_driver(tmp_path) == "550.54.15"
