@@ -18,8 +18,8 @@ from ..host.command_line import command, short_command
 from ..host.sockets import holders
 
 _SOCKETS = "/proc/net/unix"
-# A line there: seven columns, of which the last one is the inode, and an abstract name. A name with
-# a line break has others, too.
+# 0000000000000000: 00000002 00000000 00010000 0001 01 26312 @distboot-agent-4711.0-9f86d081
+# A name with a line break has other lines, too.
 _NAMED = pattern(r"\w+:(?: +\w+){5} +(\d+) @(\S+)")
 _LONGEST_FOLDER = 60  # characters
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
@@ -30,12 +30,7 @@ def jobs_listed(
     problem: str = "",  # what was asked for, and is none of them
 ) -> DistbootError:
     """The error that lists the jobs of this host: id, script, folder, process and age."""
-    inodes: dict[str, str] = {}
-    for line in unix_sockets():
-        named = _NAMED.fullmatch(line)
-        if named is not None:
-            inodes[f"socket:[{named[1]}]"] = named[2]
-    processes = holders(inodes)
+    processes = holders(abstract_sockets())
     begin = ""
     if problem:
         begin = f"{problem}; "
@@ -84,8 +79,15 @@ def _age(process: int) -> str:
     return str(timedelta(seconds=seconds))
 
 
-def unix_sockets() -> list[str]:
-    """The lines of the kernel's table of Unix sockets; none if it cannot be read."""
+def abstract_sockets() -> dict[str, str]:
+    """`"socket:[26312]"`, as a descriptor of it is called, -> the abstract name of a Unix socket.
+
+    Those of this network namespace; none if the kernel's table cannot be read.
+    """
+    found: dict[str, str] = {}
     with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
-        return file.read().splitlines()
-    return []
+        for line in file.read().splitlines():
+            named = _NAMED.fullmatch(line)
+            if named is not None:
+                found[f"socket:[{named[1]}]"] = named[2]
+    return found

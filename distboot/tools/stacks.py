@@ -16,7 +16,7 @@ from ..base.errors import DistbootError
 from ..base.text import escape_control, short_repr
 from ..cli.output import emit
 from ..cli.parser import Parser
-from .jobs_here import jobs_listed, unix_sockets
+from .jobs_here import abstract_sockets, jobs_listed
 
 _TIMEOUT = 20.0  # seconds for an agent to answer, which asks all others
 _WHERE = (
@@ -75,12 +75,11 @@ def agents_here(job: str) -> dict[str, list[str]]:
     if job:  # 4711 includes the steps of a job: 4711.0
         wanted = (f"{socket_name(job)}.", f"{socket_name(job)}-")
     found: dict[str, list[str]] = defaultdict(list)
-    for line in unix_sockets():
-        # 0000000000000000: 00000002 00000000 00010000 0001 01 26312 @distboot-agent-4711.0-9f86d081
-        match = re.search(rf"@({PREFIX}([\w.-]+)-[0-9a-f]+)$", line)
+    for name in abstract_sockets().values():
+        match = re.fullmatch(rf"{PREFIX}([\w.-]+)-[0-9a-f]+", name)
         if match is None:
             continue
-        name, of_job = match.groups()
+        of_job = match[1]
         if f"{of_job}-".startswith(wanted) and name not in found[of_job]:
             found[of_job].append(name)
     return dict(found)
