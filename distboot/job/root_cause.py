@@ -315,10 +315,10 @@ def from_exit(
 
 def _because_of_peer(end: ExitStatus, failed: str) -> str:
     """`", because a peer disconnected"`; empty where no peer did, or where the headline names it."""
+    if not end.is_of_peer:
+        return ""
     names_peer = _NAMES_PEER.search(end.failure_text(_LONGEST_TEXT)) is not None
     if names_peer and failed == _FAILED_FIRST:
-        return ""
-    if not end.is_of_peer:
         return ""
     return _OF_PEER[end.has_waited]
 
