@@ -91,7 +91,8 @@ class Membership:
 
     def place(self, rank: int) -> dict[str, int]:
         """The exact numbers of one rank, as a `Placement` calls them."""
-        node_rank = self.node_of()[rank]
+        is_there = [rank in ranks for ranks in self.nodes]
+        node_rank = is_there.index(True)
         ranks = self.nodes[node_rank]
         return {
             "local_rank": ranks.index(rank),
