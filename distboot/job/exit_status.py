@@ -48,7 +48,13 @@ _CODES_WITHOUT_STATUS = {
 LONGEST_HEADLINE = 160  # characters of a headline
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
-_KILLED: dict[int, str] = {KILL: " (out of memory, or kill -9)"}  # what may have sent a signal
+# What may have sent a signal, or why it ended the process
+_KILLED: dict[str, str] = {
+    "SIGKILL": " (out of memory, or kill -9)",
+    "SIGUSR1": " (no handler; see DISTBOOT_STOP_SIGNALS)",
+    "SIGUSR2": " (no handler; see DISTBOOT_STOP_SIGNALS)",
+    "SIGXCPU": " (CPU time limit; see DISTBOOT_STOP_SIGNALS)",
+}
 # The exit code of a shell whose command was killed
 _KILLED_BELOW: dict[int, str] = {128 + KILL: " (SIGKILL: out of memory, or kill -9)"}
 _UNKNOWN = (
@@ -288,7 +294,7 @@ class ExitStatus:
             return cut(cause, _LONGEST_CAUSE)
         if self.signal is not None:
             name = signal_name(self.signal)
-            by_whom = _KILLED.get(self.signal, "")
+            by_whom = _KILLED.get(name, "")
             return f"killed by {name}{by_whom}"
         if self.code is not None:
             by_whom = _KILLED_BELOW.get(self.code, "")

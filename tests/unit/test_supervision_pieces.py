@@ -364,6 +364,18 @@ _UNSEEN = "exited without reporting a status: killed by SIGKILL (out of memory?)
         (ExitStatus(code=1, external_signal=15), False, 15, "exit code 1"),
         (ExitStatus(signal=9, stopped_by_us=True), False, None, _KILLED),
         (ExitStatus(signal=11), True, None, "killed by SIGSEGV"),
+        (
+            ExitStatus(signal=10),
+            True,
+            None,
+            "killed by SIGUSR1 (no handler; see DISTBOOT_STOP_SIGNALS)",
+        ),
+        (
+            ExitStatus(signal=24),
+            True,
+            None,
+            "killed by SIGXCPU (CPU time limit; see DISTBOOT_STOP_SIGNALS)",
+        ),
         (ExitStatus(signal=40), True, None, "killed by signal 40"),
         (ExitStatus(), True, None, _UNSEEN),
     ],
