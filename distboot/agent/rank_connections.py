@@ -113,6 +113,8 @@ class RankConnections:
         for connection, absence in list(self._returning.items()):
             if now >= absence.until:
                 self.lose(connection, self.peers.why_disconnected(_WHO, now), now)
+        if self._waits_for_launcher():
+            self.record.summarize()
 
     def due(self) -> float:
         return min((absence.until for absence in self._returning.values()), default=inf)
@@ -383,6 +385,19 @@ class RankConnections:
         return cause.text
 
     # The end
+
+    def _waits_for_launcher(self) -> bool:
+        """Whether all ranks have ended, and this agent stays for their launcher to see it.
+
+        The launcher then ends, too, and closes the output that this agent writes to.
+        """
+        facts = self._shell.facts
+        if facts.cause is None or facts.running():
+            return False
+        if facts.is_followed or facts.is_held:
+            return False
+        ends = (member.end for member in facts.members.values())
+        return facts.detects and all(ends)
 
     def finish(self, *, has_left: bool, is_hurried: bool) -> None:
         """Let the others end: first the rank that failed, whose exit code the launcher has to see first."""

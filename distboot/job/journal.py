@@ -75,7 +75,10 @@ class Round(NamedTuple):
 
     @property
     def last(self) -> float:
-        """The time of the last event, in seconds since the epoch."""
+        """The time of its end, or else of the last event, in seconds since the epoch."""
+        ended = self.besides.get("ended")
+        if ended is not None:
+            return ended.time
         return max(one.time for one in (*self.events, *self.besides.values(), *self.heard))
 
     @property

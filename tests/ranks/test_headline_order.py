@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from launched import MPI_ENV, MPIRUN, in_both_ways, needs_mpirun, needs_torch
+from launched import MPI_ENV, MPIRUN, TWO_OF_MPIRUN, in_both_ways, needs_mpirun, needs_torch
 from supervised import FAILING, Start, until
 
 HOST = os.uname().nodename
@@ -129,6 +129,30 @@ def test_another_rank_speaks_where_rank_0_is_lost(run: Run, port: int) -> None:
     lines = _lines(run, "mpirun", port, 1, does, code=None)
     (headline,) = _said(lines, "became unreachable first")
     assert re.match(rf"distboot: rank [12] on {HOST}: rank 0 became unreachable first: ", headline)
+
+
+# The libraries of rank 1 end slowly, after the exit code of the script is known, as on a busy host
+ENDS_SLOWLY = """
+import ctypes, os, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    for _ in range(2):
+        ctypes.CDLL(None).__cxa_atexit(ctypes.CDLL(None).sleep, 1, 0)
+import distboot
+ctx = distboot.init("none")
+if ctx.rank == 1:
+    sys.exit(3)
+raise ConnectionResetError(104, "Connection reset by peer")
+"""
+
+
+@needs_mpirun
+def test_summary_comes_before_mpirun_ends(run: Run, port: int) -> None:
+    env = {**MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = run(*TWO_OF_MPIRUN, sys.executable, "train.py", train=ENDS_SLOWLY, env=env)
+    assert done.returncode == 3
+    said = done.stderr.splitlines()
+    (summary,) = _said(said, "summary: ")
+    assert summary.endswith("; exit codes: 3 (job), 1 (rank 0), 3 (rank 1)")
 
 
 WATCHES_ITS_WRAPPER = """
