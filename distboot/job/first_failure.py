@@ -16,8 +16,10 @@ Each report is due some time after it arrived, so that what explains it can arri
     stopped    after `SETTLING`: a launcher sends signals when a rank has failed
 
 When the first report is due, the root cause is the first to arrive that explains itself, which is
-neither secondary nor a signal; without one, it is the first of all. A secondary failure waits
-longer while another rank is about to end with an exit code that is not known yet.
+neither secondary nor a signal; without one, it is the first of all. But a signal explains a
+secondary failure of a rank that was still running then: its peer may have ended by that signal,
+and no launcher has sent it because of a rank that still runs. A secondary failure waits longer
+while another rank is about to end with an exit code that is not known yet.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ EXPLAINING = 0.5  # seconds
 GATHERING = 0.1  # seconds
 _LONGEST_MESSAGE = 1000  # characters: so that none is left out
 _FAILURE_DUE = {False: 0.0, True: EXPLAINING}  # seconds, by whether it is secondary
+_PRECEDENCE = operator.attrgetter("may_be_consequence", "is_before_signal")
+_may_be_of_signal = operator.attrgetter("may_be_of_signal")
 _rank = operator.attrgetter("rank")
 _node = operator.attrgetter("node_rank")
 _is_reachable = operator.attrgetter("is_reachable")
@@ -67,6 +71,13 @@ class FailureReport:
     is_secondary: bool = False  # whether it only tells that a peer is gone
     has_waited: bool = False  # whether it tells of a peer that did not answer in time
     may_be_consequence: bool = False  # whether another report may explain it
+    is_before_signal: bool = False  # whether a signal that came later explains it
+
+    @property
+    def may_be_of_signal(self) -> bool:
+        """Whether a signal that another rank gets now may be why: it tells of the end of a peer."""
+        is_running = self.member.end is None
+        return is_running and self.is_secondary and not self.has_waited
 
 
 @dataclass(slots=True)
@@ -129,6 +140,8 @@ class RootCauseAnalysis:
             agreed=agreed,
             may_be_consequence=True,
         )
+        for earlier in filter(_may_be_of_signal, self.reports):
+            earlier.is_before_signal = True
         self.reports.append(report)
 
     def postpone(self, member: RankState, due: float) -> None:
@@ -168,7 +181,7 @@ class RootCauseAnalysis:
         return min(self.reports, key=operator.attrgetter("due"))
 
     def _first(self) -> FailureReport:
-        first = min(self.reports, key=operator.attrgetter("may_be_consequence"))
+        first = min(self.reports, key=_PRECEDENCE)
         if not first.is_secondary:
             return first
         # One that has waited in vain closes its connections, which the others see as a peer's end

@@ -248,6 +248,34 @@ FIRST_FAILURE: dict[str, list[Row]] = {
             ],
         ),
     ],
+    "a signal that ends a rank is why a peer that still runs has failed": [
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (exits(0, TERMINATED), ["record: exited 0"]),
+        (
+            Wait(1),
+            [
+                "say: stopped by an external SIGTERM: rank 0 got it first, on host-0",
+                "all <- Abort",
+                "all <- CountReads",
+                "record: root_cause 0",
+                "record: stop_requested 0",
+                "conclude: rank 0",
+            ],
+        ),
+    ],
+    "a signal may be sent because of a peer that has ended": [
+        (exits(3, OF_A_PEER), ["record: exited 3"]),
+        (is_terminated(1), ["all <- CountReads", "record: stop_requested 1"]),
+        (
+            Wait(1),
+            [
+                RANK_3_LOST_A_PEER,
+                "all <- Abort",
+                "record: root_cause 3",
+                "conclude: rank 3",
+            ],
+        ),
+    ],
 }
 
 # A launcher is watched, which may turn out to be gone

@@ -96,8 +96,10 @@ def test_agent_concludes_the_same_over_real_connections(plan: Plan) -> None:
 
 
 def _own(effects: list[str]) -> list[str]:
-    """What is printed, recorded and concluded."""
-    return [effect for effect in effects if effect.split()[0] in ("say:", "record:", "conclude:")]
+    """What is printed, recorded and concluded; of the summary, only the agent knows."""
+    kinds = ("say:", "record:", "conclude:")
+    own = [effect for effect in effects if effect.startswith(kinds)]
+    return [effect for effect in own if not effect.startswith("say: summary: ")]
 
 
 def _later(event: Event) -> Event:
