@@ -68,6 +68,7 @@ _DISTBOOT_ERROR = "distboot.DistbootError"
 _ERROR = pattern(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
 # How c10 of torch begins an error: its own source file, and the expression that was false
 _C10 = pattern(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
+_MISSING_RANK = "error[missing-rank]: "
 _UNCAUGHT = "uncaught exception: "
 # What the text of an exception can do without, where it is too long; the first goes first
 LEAST_MISSED_OF_EXCEPTION = (
@@ -205,6 +206,12 @@ class ExitStatus:
         # The leader may have caught why its block failed, and still run
         is_of_framework &= not failed_blocks
         return is_of_framework or any(map(speaks_of_peer, told))
+
+    @property
+    def has_missed_peer(self) -> bool:
+        """Whether a peer was gone, also in a later `init()`, which has waited for it in vain."""
+        is_of_init = self._exception.message.startswith(_MISSING_RANK)
+        return any((self.is_of_peer, is_of_init))
 
     @property
     def may_be_consequence(self) -> bool:

@@ -207,7 +207,7 @@ class RootCauseAnalysis:
             return from_disconnect(sorted(there, key=_rank), report.why)
         end = _end_of(member, report.end)
         done = list(filter(_has_succeeded, self.members))
-        if done and end.is_of_peer:
+        if done and end.has_missed_peer:
             others = len(self.members) - len(done)
             then = from_exit(member, end, delay, "failed")
             has_started = BEFORE_START not in end.failure_text(_LONGEST_MESSAGE)

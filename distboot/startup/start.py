@@ -17,6 +17,7 @@ from ..context import Context, who_of
 from ..detection import inherited, surroundings
 from ..detection.export import EnvTransaction, thread_variables
 from ..rendezvous.events import GROUP
+from ..script import crash_hooks
 from ..script.mentions import mentions_preempted
 from . import bound_cpus
 from .exit_report import report_exception_at_exit
@@ -38,6 +39,7 @@ class Current(NamedTuple):
 def start(call: Call) -> Current:
     """Start the framework, once all ranks have met."""
     call, is_met = _checked(call)
+    crash_hooks.note_context(is_closed=False)  # from now on, peers can make this process fail
     around = None
     if is_met:
         around = _agent_around(call)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from launched import in_both_ways, in_one_way
-from ranks import RunRanks
+from ranks import WRAPPER, RunRanks
 from supervised import DEFAULT, FAILING, Start, until
 
 # Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
@@ -304,6 +304,34 @@ files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
     running = start(script + DEFAULT, ranks=2)
     running.finish()
     assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16
+
+
+LEAVES_EARLY = """
+import sys
+import distboot
+for trial in range(2):
+    with distboot.init("none", join_timeout=5) as ctx:
+        pass
+    if ctx.rank == 1:
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "when"),
+    [
+        ((*WRAPPER, "--"), "before the framework could start"),
+        ((), "while 1 other rank was still training"),
+    ],
+    ids=["wrapper", "init"],
+)
+def test_rank_that_leaves_before_another_init_is_named(
+    run_ranks: RunRanks, before: tuple[str, ...], when: str
+) -> None:
+    waits, leaves = run_ranks(LEAVES_EARLY, before=(*before, sys.executable))
+    assert "rank 0 failed first" not in waits.err
+    assert f"rank 1 exited with code 0 {when}" in waits.err
+    assert "rank 0 failed first" not in leaves.err
 
 
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&-", ">&- 2>&-"])
