@@ -11,7 +11,7 @@ from ..base.text import cut, escape_control
 # The words of a Python up to its code, module or script, with \0 between them. A value may be the
 # rest of the word of its option, or the next word.
 _PYTHON = pattern(
-    r"(?:[^\0]*/)?python[^\0/]*"
+    r"(?:[^\0]*/)?python[^\0/]*(?![^\0])"
     r"(?:\0--check-hash-based-pycs\0[^\0]*"
     r"|\0-[^-cmWX\0]*[WX](?:[^\0]+|\0[^\0]*)"
     r"|\0-[^-cmWX\0]+(?![^\0]))*"

@@ -224,6 +224,8 @@ def test_process_that_holds_a_port_is_named(port: int) -> None:
         ),
         ("python -mhttp.server 8000", "python -mhttp.server"),
         ("python -m distboot --log-dir logs train.py token", "python -m distboot train.py"),
+        ("/opt/python/bin/redis-server *:6379 token", "/opt/python/bin/redis-server *:6379"),
+        ("/opt/python3/bin/python3 train.py token", "/opt/python3/bin/python3 train.py"),
         ("bash -c token", "bash"),
         ("perl -ne token", "perl"),
         ("-bash", "-bash"),
