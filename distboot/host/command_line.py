@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 
 from ..base.patterns import pattern
@@ -11,11 +12,26 @@ from ..base.text import cut, escape_control
 # The words of a Python up to its code, module or script, with \0 between them. A value may be the
 # rest of the word of its option, or the next word.
 _PYTHON = pattern(
-    r"(?:[^\0]*/)?python[^\0/]*(?![^\0])"
+    r"(?<![^\0])(?:[^\0]*/)?python[^\0/]*(?![^\0])"
     r"(?:\0--check-hash-based-pycs\0[^\0]*"
     r"|\0-[^-cmWX\0]*[WX](?:[^\0]+|\0[^\0]*)"
     r"|\0-[^-cmWX\0]+(?![^\0]))*"
     r"(?:(?P<code>\0-[^-cmWX\0]*c)|\0-[^-cmWX\0]*m\0?[^\0]+|\0[^-\0][^\0]*)?"
+)
+# Any other word may be an option, a variable, code, or a URL with a password
+_PLAIN = pattern(r"(?!-)[^\s=@]+")
+_SCRIPT = pattern(r"(?!-)[^\s=@]+\.py")
+# All that follows `-c` or `-lc`: it is code, after any program
+_CODE = pattern(r"\0-[A-Za-z]*c(?![^\0]).*", re.DOTALL)
+# The words of the wrapper before what it runs, each after \0: its command, its options, those without
+# a value first, and `--`
+_WRAPPER = pattern(
+    r"(?:\0(?:run|try)(?![^\0]))?"
+    r"(?:\0(?!(?:--|-m|--module)(?![^\0]))"
+    r"(?:(?:--(?:exec|log[-_]prefix|no[-_]python|pass[-_]local[-_]rank|quiet|standalone)"
+    r"|-q|-[^-\0][^\0]+|-[^\0=]*=[^\0]*)(?![^\0])"
+    r"|-[^\0]*\0[^\0]*))*"
+    r"(?:\0--(?![^\0]))?"
 )
 _LONGEST_COMMAND = 100  # characters
 
@@ -42,8 +58,9 @@ def without_arguments(words: list[str]) -> list[str]:
     shown = _first_words(words)
     name = os.path.basename("".join(shown[-1:]))
     if name == "distboot":
-        scripts = filter(_is_script, words)
-        shown += list(scripts)[:1]
+        of_wrapper = "\0".join(["", *words[len(shown) :]])
+        target = _WRAPPER.sub("", of_wrapper, count=1)
+        shown += _script_in(target)
     return shown
 
 
@@ -51,14 +68,19 @@ def _first_words(words: list[str]) -> list[str]:
     """A Python with its options and its script or module; of other programs at most two words."""
     python = _PYTHON.match("\0".join(words))
     if python is None:
-        if "".join(words[1:2]).startswith("-"):  # code may follow it, as in `bash -c`
-            return words[:1]
-        return words[:2]
+        second = filter(_PLAIN.fullmatch, words[1:2])
+        return [*words[:1], *second]
     shown = python[0].split("\0")
     if python["code"] is not None:
         shown.append("…")
     return shown
 
 
-def _is_script(word: str) -> bool:
-    return word.endswith(".py")
+def _script_in(target: str) -> list[str]:
+    """The script in a command: its first or second word, or what a Python in it runs."""
+    target = _CODE.sub("", target)
+    found = target.split("\0")[1:3]
+    python = _PYTHON.search(target)
+    if python is not None:
+        found = python[0].split("\0")[-1:]
+    return list(filter(_SCRIPT.fullmatch, found))[:1]

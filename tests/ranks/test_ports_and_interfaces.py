@@ -19,6 +19,7 @@ from rendezvous_peers import plan_for, record
 from supervised import Start, until
 
 from distboot import DistbootError, detect
+from distboot.cli.run_options import run_parser
 from distboot.host import command_line, free_port, network, sockets
 from distboot.rendezvous import join
 from distboot.rendezvous.connection_pool import PortInUse, listening
@@ -224,8 +225,25 @@ def test_process_that_holds_a_port_is_named(port: int) -> None:
         ),
         ("python -mhttp.server 8000", "python -mhttp.server"),
         ("python -m distboot --log-dir logs train.py token", "python -m distboot train.py"),
+        (
+            "python -m distboot run --log-prefix --nproc-per-node 2 ./train.py token.py",
+            "python -m distboot ./train.py",
+        ),
+        ("/x/bin/python /x/bin/distboot try train.py", "/x/bin/python /x/bin/distboot train.py"),
+        ("python -m distboot -- bash -lc token\xa0train.py a.py", "python -m distboot"),
+        ("python -m distboot run -- bash -c token.py", "python -m distboot"),
+        ("python -m distboot --no-python sh -ec token.py", "python -m distboot"),
+        ("python -m distboot -- python -c token.py train.py", "python -m distboot"),
+        ("python -m distboot -- token\xa0train.py", "python -m distboot"),
+        ("python -m distboot -- env KEY=token.py python -u a.py b.py", "python -m distboot a.py"),
+        ("python -m distboot -- env KEY=token.py ./run", "python -m distboot"),
+        ("python -m distboot -t3 --standalone ./run --keys token.py", "python -m distboot"),
+        ("python -m distboot -- python --keys token.py", "python -m distboot"),
+        ("python -m distboot -m package.train --keys token.py", "python -m distboot"),
         ("/opt/python/bin/redis-server *:6379 token", "/opt/python/bin/redis-server *:6379"),
         ("/opt/python3/bin/python3 train.py token", "/opt/python3/bin/python3 train.py"),
+        ("sudo KEY=token python", "sudo"),
+        ("watch curl\xa0token", "watch"),
         ("bash -c token", "bash"),
         ("perl -ne token", "perl"),
         ("-bash", "-bash"),
@@ -238,6 +256,14 @@ def test_command_of_a_process_has_no_arguments(
 ) -> None:
     monkeypatch.setattr(command_line, "command", lambda _: words.split(" "))
     assert command_line.short_command(1) == shown
+
+
+def test_options_of_the_wrapper_are_skipped() -> None:
+    actions = run_parser()._option_string_actions
+    for option in actions.keys() - {"-h", "--help"}:
+        words = ["python", "-m", "distboot", option, "a.py", "b.py"]
+        script = "b.py" if actions[option].nargs is None else "a.py"
+        assert command_line.without_arguments(words) == [*words[:3], script], option
 
 
 def test_foreign_port_is_named_by_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
