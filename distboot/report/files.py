@@ -72,7 +72,7 @@ def _why_unwritable(path: str) -> str | None:
             descriptor, part, _ = _start_file(path)
             os.close(descriptor)
             os.unlink(part)
-            return why_not_replaced(path) or _why_no_journal(path)
+            return _why_not_begun(path)
     except OSError as error:
         return error.strerror or ""
     except ValueError as error:  # a path with a null character
@@ -82,20 +82,21 @@ def _why_unwritable(path: str) -> str | None:
 
 def why_not_replaced(path: str) -> str | None:
     """Why the report may not replace the file: it is not the report of an earlier job."""
-    from ..job.journal import path_beside  # here, as most jobs have no report
-
-    is_journal = path_beside(path) == path  # of which `_why_no_journal` says so
     beginning = beginning_of(path)
-    if is_journal or not beginning or _REPORT.match(beginning):
+    if not beginning or _REPORT.match(beginning):
         return None
     return "it is no report, and would be replaced"
 
 
-def _why_no_journal(path: str) -> str | None:
-    """Why there can be no journal beside a report: the file has something else in it."""
+def _why_not_begun(path: str) -> str | None:
+    """Why neither a report nor the journal beside it can be begun: a file has other content."""
     from ..job.journal import is_journal, path_beside  # here, as most jobs have no report
 
     journal = path_beside(path)
+    if path != journal:  # else the journal is all that is written
+        why = why_not_replaced(path)
+        if why is not None:
+            return why
     beginning = beginning_of(journal)
     if is_journal(beginning):  # or there is none yet, or none can be, which its writer says
         return None

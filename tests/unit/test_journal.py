@@ -169,13 +169,20 @@ def test_launcher_of_an_earlier_journal_is_explained() -> None:
     assert said in summary_of(read(map(line_of, events)))
 
 
-@pytest.mark.parametrize("text", ["import distboot\n", '{"outcome": [1]}\n'])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.py", "import distboot\n"),
+        ("train.json", '{"outcome": [1]}\n'),
+        ("train.jsonl", '{"prompt": "a", "completion": "b"}\n'),
+    ],
+)
 def test_page_does_not_replace_another_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     journal = tmp_path / "job.jsonl"
     journal.write_text("".join(_lines(_job())))
-    other = tmp_path / "train.py"
+    other = tmp_path / name
     other.write_text(text)
     assert main(["report", str(journal), "--html", str(other)]) == 2
     assert f"the page would replace what is in '{other}'" in capsys.readouterr().err
