@@ -15,8 +15,10 @@ _MOST_READ = 100  # files, as a data set may have thousands
 
 
 def journals_beside(path: str) -> list[str]:
-    """The newest journals in the folder of this path, at most three, quoted; without it itself."""
-    folder = os.path.dirname(path)
+    """The newest journals in a folder, or beside a file, at most three, quoted; without it itself."""
+    folder = path
+    if not os.path.isdir(path):
+        folder = os.path.dirname(path)
     found: list[tuple[float, str]] = []
     with suppress(OSError, ValueError), os.scandir(folder or ".") as entries:
         for entry in entries:

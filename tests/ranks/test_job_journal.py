@@ -83,7 +83,8 @@ def test_missing_journal_names_the_newest_there(distboot: Run, tmp_path: Path) -
         os.utime(journal, (number, number))
     (tmp_path / "out/data.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "out/empty.jsonl").touch()
-    for name in ("out/job.jsonl", "out/data.jsonl"):
+    (tmp_path / "other.jsonl").write_text((tmp_path / "out/0.jsonl").read_text())
+    for name in ("out/job.jsonl", "out/data.jsonl", "out"):
         hint = "hint: name a journal, the newest there: 'out/3.jsonl', 'out/2.jsonl', 'out/1.jsonl'"
         assert distboot("report", name).stderr.endswith(f"\ndistboot: {hint}\n")
 
