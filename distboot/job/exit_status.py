@@ -77,8 +77,9 @@ LEAST_MISSED_OF_EXCEPTION = (
     pattern(r"(?:local_)?main_first\(\)(?: on node \d+)?: the (?=block failed on )"),
 )
 # See `key_texts.leader_failed`: what is before the reason, unless that is the end of the leader
-_BLOCK_FAILED = pattern(
-    rf"error\[rank-failed\]: .*the block failed on rank \d+(?: \(node \d+\))?: (?!{EXIT})"
+BLOCK_FAILED = pattern(
+    r"(?:distboot\.DistbootError: )?error\[rank-failed\]: .*"
+    rf"the block failed on rank \d+(?: \(node \d+\))?: (?!{EXIT})"
 )
 _SHORT = 70  # characters: of a text with fewer, only the beginning is kept, which has the type
 # Of faulthandler
@@ -200,7 +201,7 @@ class ExitStatus:
             return False
         exception = self._exception
         said = f"{exception.type}: {exception.message}\n{exception.excerpt}"
-        said, failed_blocks = _BLOCK_FAILED.subn("", said)
+        said, failed_blocks = BLOCK_FAILED.subn("", said)
         told = _OF_FRAMEWORK.findall(said)
         is_of_framework = _OF_FRAMEWORK.match(exception.type) is not None
         # The leader may have caught why its block failed, and still run

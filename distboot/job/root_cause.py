@@ -27,6 +27,7 @@ from ..rendezvous.protocol import (
     valid,
 )
 from .exit_status import (
+    BLOCK_FAILED,
     LONGEST_HEADLINE,
     STOPPED,
     ExitStatus,
@@ -317,9 +318,13 @@ def _because_of_peer(end: ExitStatus, failed: str) -> str:
     """`", because a peer disconnected"`; empty where no peer did, or where the headline names it."""
     if not end.is_of_peer:
         return ""
-    names_peer = _NAMES_PEER.search(end.failure_text(_LONGEST_TEXT)) is not None
-    if names_peer and failed == _FAILED_FIRST:
-        return ""
+    if failed == _FAILED_FIRST:
+        text = end.failure_text(_LONGEST_TEXT)
+        names_peer = _NAMES_PEER.search(text) is not None
+        # A peer may have disconnected from the leader of a block, but none has from this rank
+        is_of_block = BLOCK_FAILED.search(f"{text}\n{end.traceback}") is not None
+        if names_peer or is_of_block:
+            return ""
     return _OF_PEER[end.has_waited]
 
 

@@ -78,6 +78,20 @@ OF_A_BLOCK_OF_A_PEER = raised(
     "the block failed on rank 0: RuntimeError: Connection closed by peer",
     when=1.0,
 )
+OF_A_BLOCK_OF_A_PEER_WRAPPED = replace(
+    OF_A_BLOCK_WRAPPED,
+    exception=UncaughtException(
+        is_secondary=True,
+        type="RuntimeError",
+        message="no data",
+        excerpt=f"{OF_A_BLOCK_OF_A_PEER.traceback}\n\nRuntimeError: no data",
+    ),
+)
+OF_A_BLOCK_OF_A_SERVICE = raised(
+    "distboot.DistbootError: error[rank-failed]: rank 3 on host-1: local_main_first() on node 0: "
+    "the block failed on rank 2 (node 1): ConnectionResetError: Connection reset by peer",
+    when=1.0,
+)
 OF_A_CLOSED_CONTEXT = raised(
     "distboot.DistbootError: error[missing-rank]: rank 3 on host-1: main_first(): "
     "rank 0 (node 0) ended, or closed its context, without finishing its block",
@@ -230,6 +244,27 @@ ORDERS = {
         [(3, Failing(OF_A_BLOCK)), OPEN, (0, Exited(ExitStatus(code=1, when=1.0)))],
         "rank 0 failed first: exit code 1, on host-0",
         1,
+    ),
+    "block-of-the-leader-missed-a-service": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_BLOCK_OF_A_SERVICE)), 1],
+        (
+            "rank 3 failed first: local_main_first() on node 0: the block failed on "
+            "rank 2 (node 1): ConnectionResetError: Connection reset by peer, on host-1"
+        ),
+        0,
+    ),
+    "block-of-the-leader-alone-missed-a-peer": (
+        [(3, Failing(OF_A_BLOCK_OF_A_PEER)), 1],
+        (
+            "rank 3 failed first: error[rank-failed]: main_first(): the block failed on rank 0: "
+            "RuntimeError: Connection closed by peer, on host-1"
+        ),
+        0,
+    ),
+    "block-of-the-leader-alone-missed-a-peer-wrapped": (
+        [(3, Failing(OF_A_BLOCK_OF_A_PEER_WRAPPED)), 1],
+        "rank 3 failed first: uncaught exception: RuntimeError: no data, on host-1",
+        0,
     ),
     "block-of-the-leader-missed-a-peer": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_BLOCK_OF_A_PEER)), 1],
