@@ -13,8 +13,8 @@ from ..base.text import did_you_mean
 _SIMILARITY = 0.8  # difflib's ratio: --epochs is not --report
 _MOST = 3  # options that begin with the same word
 # The words are between \0. Before it may be the value of an unknown option, and a URL there may have
-# a password.
-_SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0@]+|[^\0@]+\.py)(?![^\0])")
+# a password, as the code after `bash -c` may.
+_SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0\s=@]+|[^\0\s=@]+\.py)(?![^\0])")
 
 
 def meant_by(option: str, names: Iterable[str]) -> str:

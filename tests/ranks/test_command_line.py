@@ -281,6 +281,13 @@ def test_misuse_is_one_error_with_a_hint(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
+@pytest.mark.parametrize("code", ["KEY=token;./a.py", "curl token; ./a.py"])
+def test_hint_shows_no_code(distboot: Run, code: str) -> None:
+    refused = distboot("--epochs", "--", "sh", "-c", code)
+    assert refused.stderr.endswith("run … script.py --epochs …\n")
+    assert "token" not in refused.stderr
+
+
 @pytest.mark.parametrize(
     "beginning",
     [
