@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import filterfalse
 from operator import methodcaller
 
 from ..base.patterns import pattern
-from ..base.text import did_you_mean
 
 _SIMILARITY = 0.8  # difflib's ratio: --epochs is not --report
 _MOST = 3  # options that begin with the same word
@@ -31,12 +31,11 @@ def meant_by(option: str, names: Iterable[str]) -> str:
     ]
     # The script's --report-to is not --report
     others = filterfalse(lambda name: option.startswith(f"{name}-"), in_order)
-    near = did_you_mean(option, others, similarity=_SIMILARITY)
-    if near and not longer:
-        return near
-    singular = option.removesuffix("s")  # --logs begins as --log-dir does
-    longer += filter(methodcaller("startswith", f"{singular}-"), in_order)
-    found = list(dict.fromkeys(longer))[:_MOST]
+    near = get_close_matches(option.lower(), list(others), 1, _SIMILARITY)
+    if longer or not near:
+        singular = option.removesuffix("s")  # --logs begins as --log-dir does
+        longer += filter(methodcaller("startswith", f"{singular}-"), in_order)
+    found = list(dict.fromkeys(near + longer))[:_MOST]
     if not found:
         return ""
     *first, last = map(repr, found)

@@ -155,6 +155,11 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         ),
         ("--log_dri x train.py", "usage", "\ndistboot: hint: did you mean '--log-dir'? if it is "),
         (
+            "--node 2 train.py",
+            "usage",
+            "hint: did you mean '--nnodes', '--node-rank' or '--nproc-per-node'? if it is ",
+        ),
+        (
             "--logs x train.py",
             "usage",
             "hint: did you mean '--log-dir', '--log-format' or '--log-prefix'? if it is ",
