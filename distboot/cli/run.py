@@ -161,8 +161,8 @@ def _run_single(launch: Launch, placement: Placement, logs: Logs | None) -> int:
     """Run the command of a process without others, or with the rendezvous off."""
     options = launch.options
     export.wait_until_resolves(placement, options.join_timeout)
-    others = _torch.torchelastic_variables(placement, launch.environ)
-    # The start for torch does not pay for sockets
+    others = _torch.exports_of(placement, launch.environ)
+    # The start for torch does not pay for sockets, and its script may do without a local rank
     if options.framework != "torch" and launch.inner is None:
         from ..agent.session import alone
 

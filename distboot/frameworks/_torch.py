@@ -180,24 +180,34 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
 
 
 def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for PyTorch Lightning, and for oneCCL on a host with a GPU of Intel."""
-    from ..host.accelerators import has_intel_gpu
+    """The variables of a rank that has met the others."""
+    return exports_of(job.placement, environ)
 
-    found = torchelastic_variables(job.placement, environ)
-    if has_intel_gpu():
-        found |= oneccl_variables(job.placement, environ)
+
+def exports_of(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for PyTorch Lightning, and for oneCCL on a host with a GPU of Intel.
+
+    Those that the placement does not prove are left out.
+    """
+    found = torchelastic_variables(placement, environ)
+    for_oneccl = oneccl_variables(placement, environ)
+    if for_oneccl:
+        from ..host.accelerators import has_intel_gpu  # here, as few launchers need it
+
+        if has_intel_gpu():
+            found |= for_oneccl
     return found
 
 
 def oneccl_variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """The local rank for oneCCL, the library of torch's backend xccl, unless it has one already."""
-    has_place = (
-        placement.world_size == 1,
-        "CCL_PROCESS_LAUNCHER" in environ,
-        environ.keys() >= _HYDRA,
-        _MPI.isdisjoint(environ),  # torch tells oneCCL itself
-    )
-    if any(has_place):
+    if placement.world_size == 1:
+        return {}
+    if None in (placement.local_rank, placement.local_world_size):
+        return {}
+    if "CCL_PROCESS_LAUNCHER" in environ or environ.keys() >= _HYDRA:
+        return {}
+    if _MPI.isdisjoint(environ):  # torch tells oneCCL itself
         return {}
     return {
         "CCL_PROCESS_LAUNCHER": "none",

@@ -17,6 +17,7 @@ from distboot import (
     frameworks,
 )
 from distboot.agent.session import alone
+from distboot.cli.run import run as run_wrapper
 from distboot.frameworks._torch import device_and_backend, oneccl_variables, set_device
 
 _ISOLATED = {"CUDA_VISIBLE_DEVICES": "3"}
@@ -140,6 +141,41 @@ def test_oneccl_is_configured_with_an_intel_gpu(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("distboot.host.accelerators.has_intel_gpu", lambda there=there: there)
         exported = frameworks.exports("torch", alone(detect(environ), 1.0), environ)
         assert ("CCL_LOCAL_RANK" in exported) is there
+
+
+_NO_LOCAL_RANK = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "PMIX_RANK": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_rank"),
+    [
+        (one("openmpi-5.0.11/1node_4procs", 1), "2"),
+        ({**_NO_LOCAL_RANK, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "1"),
+        (_NO_LOCAL_RANK, None),
+    ],
+    ids=["openmpi", "variables", "unknown"],
+)
+def test_oneccl_is_configured_without_a_rendezvous(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], local_rank: str | None
+) -> None:
+    exported: dict[str, str] = {}
+
+    def become(_: list[str], environ: dict[str, str], **__: Any) -> None:
+        exported.update(environ)
+        raise SystemExit
+
+    monkeypatch.setattr("os.environ", {**environ, "DISTBOOT_RENDEZVOUS": "0"})
+    monkeypatch.setattr("distboot.cli.run.become", become)
+    monkeypatch.setattr("distboot.host.accelerators.has_intel_gpu", lambda: True)
+    with pytest.raises(SystemExit):
+        run_wrapper(["--exec", "--", "true"])
+    assert exported.get("CCL_LOCAL_RANK") == local_rank
 
 
 @pytest.mark.all
