@@ -16,7 +16,7 @@ from .base.text import short_repr
 from .context import Context
 from .detection.here import detect_here, names_launcher
 from .rendezvous.events import since_boot
-from .startup.exit_report import end_with_exit_code, report_error_at_exit
+from .startup.exit_report import install_exit_code_hook, report_error_at_exit
 from .startup.meeting import Call
 from .startup.refusals import (
     refuse_ray_worker,
@@ -90,7 +90,7 @@ def init(
             return _current_or_new(options, launcher, join_timeout, pass_local_rank)
     except DistbootError as error:
         report_error_at_exit(error, has_context=lambda: _current is not None)
-        end_with_exit_code()
+        install_exit_code_hook()
         # Without the lines of this package: the cause is in the script or outside
         raise error.with_traceback(None) from None
     except KeyboardInterrupt as error:

@@ -22,9 +22,9 @@ from .base.text import counted, log_line
 from .context import Context, who_of
 from .detection import inherited
 from .detection.placement import OFF
-from .frameworks._base import at_end
 from .frameworks._process_group import end_gloo_group
 from .initialize import current, init
+from .script.sys_exit import at_end
 
 # The same code in two packages: `lightning`, and `pytorch_lightning` with `lightning_fabric`.
 _HOMES = ("lightning.fabric.plugins.environments", "lightning_fabric.plugins.environments")

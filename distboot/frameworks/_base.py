@@ -1,11 +1,10 @@
-"""What several frameworks share: import, exported variables, the end of the script, the context.
+"""What several frameworks share: import, exported variables, the time limit, the context.
 
 Also `init("none")`: the environment and the rendezvous, with distboot's own barrier.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
@@ -29,7 +28,6 @@ from ..host.network import NO_PROXIES, PROXIES
 from ..rendezvous.messages import BARRIER, Ready
 from ..script import crash_hooks, hints, workers
 from ..script.preemption import Preemption
-from ..script.sys_exit import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from . import Options
 
 _BARRIER_TIMEOUT = 1800.0  # seconds; PyTorch's for a collective operation on Gloo
@@ -81,25 +79,6 @@ def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {
     # A wrapper around this process serves this rank until the end, also for the next `init`
     met = inherited.about(placement, before).met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
-
-
-def at_end(
-    *,
-    well: Callable[[], object] | None = None,
-    exited: Callable[[], object] | None = None,  # by `sys.exit`
-    failed: Callable[[], object] | None = None,  # with an uncaught exception
-) -> None:
-    """Call one of these when the script ends, but not in a forked child."""
-    watch_exit()
-    pid = os.getpid()
-    calls = {WELL: well, EXIT: exited, EXCEPTION: failed}
-
-    def run() -> None:
-        call = calls[exit_outcome()]
-        if os.getpid() == pid and call is not None:
-            call()
-
-    atexit.register(run)
 
 
 @contextmanager

@@ -23,8 +23,9 @@ from ..context import Context
 from ..detection.export import EnvTransaction, variables
 from ..host import network
 from ..rendezvous.messages import Arrive, Ready
+from ..script.sys_exit import at_end
 from . import Options, _torch
-from ._base import at_end, context, export, imported, raised_as, within_join_timeout
+from ._base import context, export, imported, raised_as, within_join_timeout
 from ._torch import device_and_backend, device_id, set_device
 
 _GLOO_THREADS = 0.1  # seconds for Gloo's threads to release their tensors

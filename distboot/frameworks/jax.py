@@ -27,9 +27,9 @@ from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from ..host import accelerators, free_port
 from ..rendezvous.messages import Ready
+from ..script.sys_exit import at_end
 from . import Options
 from ._base import (
-    at_end,
     context,
     export,
     imported,

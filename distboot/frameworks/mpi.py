@@ -25,9 +25,9 @@ from ..detection.placement import Placement
 from ..host import free_port
 from ..host.network import addresses
 from ..rendezvous.messages import Ready
-from ..script.sys_exit import exit_asked
+from ..script.sys_exit import at_end, exit_asked
 from . import Options
-from ._base import at_end, context, export, imported, raised_as
+from ._base import context, export, imported, raised_as
 
 _REMEDY = (
     "start the job with the mpirun of that MPI (or srun --mpi=…, see srun --mpi=list), or make "

@@ -31,8 +31,9 @@ from ..detection.launchers.tf_config import has_servers
 from ..host.accelerators import own_index
 from ..rendezvous.messages import SERVE, Arrive, Key, Ready
 from ..script import crash_hooks
+from ..script.sys_exit import at_end
 from . import Options
-from ._base import at_end, context, export, imported, raised_as
+from ._base import context, export, imported, raised_as
 from ._tf_cluster import CHIEF, EVALUATOR, PS, Cluster
 from ._tf_options import (
     DEFAULT,

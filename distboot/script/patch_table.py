@@ -187,7 +187,7 @@ GROUPS = (
                 " shows it",
                 "`init()` of one process; with DeepSpeed, Horovod, JAX, MPI or TensorFlow",
                 _NOTHING,
-                "frameworks/_base.py",
+                "script/sys_exit.py",
                 ("atexit.register",),
             ),
             Patch(

@@ -7,6 +7,8 @@ SystemExit it raises.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import threading
 from functools import cache, wraps
@@ -15,6 +17,7 @@ from .crash_hooks import exception_ends_script, has_returned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import NoReturn
 
@@ -73,3 +76,22 @@ def exit_outcome() -> str:
     if code in (None, 0):
         return WELL
     return EXIT
+
+
+def at_end(
+    *,
+    well: Callable[[], object] | None = None,
+    exited: Callable[[], object] | None = None,  # by `sys.exit`
+    failed: Callable[[], object] | None = None,  # with an uncaught exception
+) -> None:
+    """Call one of these when the script ends, but not in a forked child."""
+    watch_exit()
+    pid = os.getpid()
+    calls = {WELL: well, EXIT: exited, EXCEPTION: failed}
+
+    def run() -> None:
+        call = calls[exit_outcome()]
+        if os.getpid() == pid and call is not None:
+            call()
+
+    atexit.register(run)

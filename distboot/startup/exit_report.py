@@ -22,7 +22,7 @@ def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool
 
     Nothing where a later init() succeeded.
     """
-    from ..frameworks._base import at_end
+    from ..script.sys_exit import at_end
 
     def report() -> None:
         if has_context():  # its agent knows why the script ends
@@ -34,7 +34,7 @@ def report_error_at_exit(error: DistbootError, *, has_context: Callable[[], bool
 
 def report_exception_at_exit() -> None:
     """At exit, write the uncaught exception of a process that is alone to the log."""
-    from ..frameworks._base import at_end
+    from ..script.sys_exit import at_end
 
     report = partial(_write, None)
     at_end(failed=report)
@@ -60,7 +60,7 @@ def _write(error: DistbootError | None) -> None:
 
 
 @cache
-def end_with_exit_code() -> None:
+def install_exit_code_hook() -> None:
     """From now on an uncaught `DistbootError` ends the script with its own exit code."""
     from ..script.crash_hooks import is_the_end  # now, as no file may be left later
 

@@ -191,7 +191,7 @@ def _with_thread(
 ) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
     from ..agent.wrapper_agent import WrapperAgent
-    from ..frameworks._base import at_end
+    from ..script.sys_exit import at_end
 
     placement = call.placement
     log_line(
