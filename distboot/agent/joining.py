@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from ..base.errors import DistbootError, with_too_few_files
 from ..base.text import log_line
@@ -26,7 +27,7 @@ def join_here(
     wanted: Callable[[], None] = lambda: None,
     met: Callable[[], None] = lambda: None,
     record: Callable[[Event], object] = lambda _: None,
-    **more: object,
+    **more: Any,
 ) -> Iterator[Session]:
     """Meet all other ranks, with this very process as the agent.
 
@@ -39,7 +40,7 @@ def join_here(
     # Here, as a process with a sidecar does not join by itself
     from ..rendezvous.join import Joined
 
-    plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
+    plan, problem = plan_of(placement, environ, join_timeout, **more)
     job = Session(placement, join_timeout)
     job.joined = Joined(plan, wanted=wanted, record=record)
     try:

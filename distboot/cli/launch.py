@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..base.errors import DistbootError, rendezvous_needed
 from ..base.text import log_line
 from ..detection import export, inherited, surroundings
-from ..detection.placement import Placement
+from ..detection.placement import WRAPPER, Placement
 from .nested_launcher import Nested, nested_launcher
 from .script_text import missing_framework_option, missing_mpi
 from .target import Target
@@ -51,7 +51,7 @@ class Launch(NamedTuple):
             is_one_rank = ranks == placement.world_size == 1
             if is_one_rank:
                 return None
-            placement = placement._replace(launcher="distboot")
+            placement = placement._replace(launcher=WRAPPER)
             environ = export.base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
@@ -171,4 +171,4 @@ def with_ranks(placement: Placement, ranks: int) -> Placement:
     if not ranks:
         return placement
     nodes = placement.world_size
-    return placement._replace(launcher="distboot", world_size=nodes * ranks, num_nodes=nodes)
+    return placement._replace(launcher=WRAPPER, world_size=nodes * ranks, num_nodes=nodes)

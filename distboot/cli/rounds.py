@@ -10,7 +10,7 @@ import os
 import signal
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import frameworks
 from ..agent import supervisor
@@ -27,13 +27,13 @@ from ..detection.detect import detect
 from ..detection.inherited import merged
 from ..detection.launchers.tf_config import has_servers
 from ..detection.order import LAUNCHERS
-from ..detection.placement import NUMBERS, Placement
+from ..detection.placement import NUMBERS, WRAPPER, Placement
 from ..startup.start_report import StartReport
 from .launch import Launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ..agent.event_files import EventFiles
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..agent.wrapper_agent import WrapperAgent
     from ..base.settings import SupervisionSettings
     from ..host.binding import Cpus
+    from ..rendezvous.events import Event
 
 
 _LEAVING = 5.0  # seconds to tell rank 0, and so all others, that this process stops
@@ -63,7 +64,7 @@ class Rounds(NamedTuple):
     def run_all(self, problem: DistbootError | None, logs: Logs | None) -> int:
         """The exit code of the last round; all other agents receive the problem of this one."""
         report = StartReport(self.settings.report, self.placement)
-        unwritable = report.problem()
+        unwritable = report.disable_if_unwritable()
         files = None
         if unwritable is None:
             files = self._event_files()
@@ -173,9 +174,9 @@ class Rounds(NamedTuple):
         join_timeout = options.join_timeout + ending + delay
         if problem is not None and restarts.round:
             join_timeout = _LEAVING
-        reported: dict[str, Any] = {}
+        record: Callable[[Event], object] = _ignore
         if files is not None:
-            reported["record"] = files.record
+            record = files.record
         return join_here(
             self.placement,
             self.launch.environ,
@@ -191,7 +192,7 @@ class Rounds(NamedTuple):
             earlier=restarts.earlier,
             ending=ending,
             delay=delay,
-            **reported,
+            record=record,
         )
 
     def _run_ranks(
@@ -321,6 +322,10 @@ class Rounds(NamedTuple):
         return merged(exports, base)
 
 
+def _ignore(_: Event) -> None:
+    """Record no event."""
+
+
 def _session_and_environ_for_rank(
     job: Session, rank: int, base: Mapping[str, str]
 ) -> tuple[Session, dict[str, str]]:
@@ -334,5 +339,5 @@ def _session_and_environ_for_rank(
         "MASTER_ADDR": str(job.placement.master_addr),
         "MASTER_PORT": str(job.placement.master_port),
     }
-    placement = detect({**environ, **address}, launcher="distboot")
+    placement = detect({**environ, **address}, launcher=WRAPPER)
     return job.of_rank(placement), environ

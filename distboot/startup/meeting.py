@@ -1,9 +1,9 @@
 """How the ranks meet in `init`, and where the agent is.
 
-| the agent is | where |
+| the agent is | when |
 |---|---|
 | in the wrapper around this process | the ranks have met already |
-| a process beside this one, the sidecar | several ranks, or a report is to be written |
+| a process beside this one, the sidecar | there are several ranks, or a report is to be written |
 | a thread of this process | the sidecar did not start: failure detection is off |
 | a part of `init` | no file can be opened for a sidecar: the ranks are told, and `init` fails |
 | not there | the process is alone, or the rendezvous is off |
@@ -12,15 +12,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import frameworks
 from ..agent.joining import join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
-from ..base.errors import too_few_files
+from ..base.errors import DistbootError, too_few_files
 from ..base.text import log_line
 from ..detection.export import (
     EnvTransaction,
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from ..agent.link import AgentLink
     from ..agent.link_messages import StartEnded
     from ..agent.sidecar_start import Sidecar
+    from ..rendezvous.events import Event
     from ..rendezvous.membership import JoinResult
     from .start_report import StartReport
 
-_starts = itertools.count(1)  # how often the ranks below a wrapper have started a framework
+_starts = itertools.count(1)  # numbers the framework starts of this process below a wrapper
 
 
 class Call(NamedTuple):
@@ -53,6 +54,15 @@ class Call(NamedTuple):
     join_timeout: float
     supervision: settings.SupervisionSettings
     launcher: str | None  # that the caller named
+
+
+class Part(NamedTuple):
+    """The part of this rank in the job: what `plan_of` needs besides its placement."""
+
+    framework: str
+    on_cpu: bool
+    hosts: Sequence[str] = ()  # where rank 0 may be, if that is more than its address
+    problem: DistbootError | None = None  # why this rank cannot take part
 
 
 class AgentAround(NamedTuple):
@@ -68,12 +78,12 @@ def meet(
     """Let the ranks meet. Without a rendezvous the session holds the placement alone."""
     if around is not None:
         return _with_wrapper(call, around)
-    call, for_plan = _planned(call)
+    call, part = _planned(call)
     has_rendezvous = settings.rendezvous_setting(call.environ)
     path = call.supervision.report
     if has_rendezvous and call.placement.world_size == 1 and path is None:
         # A process that is alone needs no agent
-        return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
+        return join_here(call.placement, call.environ, call.join_timeout, **part._asdict())
     from .start_report import StartReport, warn_of_no_report
 
     tell = None
@@ -87,14 +97,15 @@ def meet(
         return nullcontext(alone(call.placement, call.join_timeout))
     from ..agent.sidecar_start import Sidecar
 
-    for_plan["problem"] = report.problem()
-    if for_plan["problem"] is not None:  # there is neither a report nor a journal
+    unwritable = report.disable_if_unwritable()
+    if unwritable is not None:  # there is neither a report nor a journal
+        part = part._replace(problem=unwritable)
         call = call._replace(supervision=call.supervision._replace(report=None))
     try:
         sidecar = Sidecar()
     except OSError as error:
-        return _without_sidecar(call, for_plan, error, report)
-    return _with_sidecar(call, for_plan, sidecar, report, exported)
+        return _without_sidecar(call, part, error, report)
+    return _with_sidecar(call, part, sidecar, report, exported)
 
 
 def _tell_agent(job: Session, ended: StartEnded) -> None:
@@ -102,21 +113,18 @@ def _tell_agent(job: Session, ended: StartEnded) -> None:
     job.link.start_ended(ended)
 
 
-def _planned(call: Call) -> tuple[Call, dict[str, Any]]:
-    """The call with the address of rank 0, and what `plan_of` needs besides."""
+def _planned(call: Call) -> tuple[Call, Part]:
+    """The call with the address of rank 0, and the part of this rank."""
     placement = call.placement
-    for_plan: dict[str, Any] = {
-        "framework": call.options.describe(),
-        "on_cpu": frameworks.on_cpu(call.options),
-    }
+    part = Part(call.options.describe(), frameworks.on_cpu(call.options))
     is_mpi = call.options.framework == "mpi"
     if placement.master_addr is None or is_mpi:
         from ..frameworks import mpi  # here, as most jobs know where rank 0 is
 
         placement, hosts = mpi.located(placement, call.join_timeout, used=is_mpi)
-        for_plan["hosts"] = hosts
+        part = part._replace(hosts=hosts)
     placement = require_master(placement, asks_mpi=True)
-    return call._replace(placement=placement), for_plan
+    return call._replace(placement=placement), part
 
 
 @contextmanager
@@ -144,7 +152,7 @@ def _session(call: Call, link: AgentLink) -> Session:
 @contextmanager
 def _with_sidecar(
     call: Call,
-    for_plan: Mapping[str, Any],
+    part: Part,
     sidecar: Sidecar,
     report: StartReport,
     exported: EnvTransaction,
@@ -154,7 +162,7 @@ def _with_sidecar(
 
     placement = call.placement
     try:
-        plan, problem = plan_of(placement, call.environ, call.join_timeout, **for_plan)
+        plan, problem = plan_of(placement, call.environ, call.join_timeout, **part._asdict())
         job = _session(call, sidecar.link)
         job.when_ready = lambda: sidecar.take_over(job)
         with report.despite_signals(), joining(job, problem, report.ended):
@@ -174,21 +182,19 @@ def _with_sidecar(
 
 
 def _without_sidecar(
-    call: Call, for_plan: dict[str, Any], why: OSError, report: StartReport
+    call: Call, part: Part, why: OSError, report: StartReport
 ) -> AbstractContextManager[Session]:
     """All ranks together, with the agent in this process."""
     few = too_few_files(why)
     if few is None:
-        return _with_thread(call, for_plan, why, report)
+        return _with_thread(call, part, why, report)
     # The thread needs as many files as a sidecar. This process only tells the other ranks
-    for_plan["problem"] = for_plan["problem"] or few
-    return join_here(call.placement, call.environ, call.join_timeout, **for_plan)
+    part = part._replace(problem=part.problem or few)
+    return join_here(call.placement, call.environ, call.join_timeout, **part._asdict())
 
 
 @contextmanager
-def _with_thread(
-    call: Call, for_plan: Mapping[str, Any], why: OSError, report: StartReport
-) -> Iterator[Session]:
+def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
     from ..agent.wrapper_agent import WrapperAgent
     from ..script.sys_exit import at_end
@@ -199,12 +205,19 @@ def _with_thread(
         "warning: failure detection is off for this rank: the monitor process did not start: "
         f"{why}",
     )
-    for_plan = dict(for_plan)
-    if for_plan["problem"] is None:
-        _write_here(call, for_plan, report)
+    record: Callable[[Event], object] = _ignore
+    if part.problem is None:
+        record = _write_here(call, report)
     supervision = call.supervision._replace(detects=False)
-    for_plan["failed"] = report.ended
-    with join_here(placement, call.environ, call.join_timeout, **for_plan) as job:
+    meeting = join_here(
+        placement,
+        call.environ,
+        call.join_timeout,
+        failed=report.ended,
+        record=record,
+        **part._asdict(),
+    )
+    with meeting as job:
         with WrapperAgent(job, supervision, None) as agent:
             job.link = agent.link(placement.rank)
             job.framework = call.options.describe()
@@ -215,11 +228,18 @@ def _with_thread(
         job.joined = None  # the thread has it until this process ends
 
 
-def _write_here(call: Call, for_plan: dict[str, Any], report: StartReport) -> None:
-    """Let this process write what rank 0's agent does, where that is wanted."""
+def _ignore(_: Event) -> None:
+    """Record no event."""
+
+
+def _write_here(call: Call, report: StartReport) -> Callable[[Event], object]:
+    """Let this process write what rank 0's agent does, where that is wanted.
+
+    Return the function that writes an event.
+    """
     placement = call.placement
     if placement.rank != 0 or not call.supervision.keeps_events:
-        return
+        return _ignore
     from ..agent.event_files import EventFiles
 
     files = EventFiles(call.supervision, placement.who)
@@ -228,5 +248,5 @@ def _write_here(call: Call, for_plan: dict[str, Any], report: StartReport) -> No
         assert job.joined is not None
         files.start_ended(job.joined, ended)
 
-    for_plan["record"] = files.record
     report.tell = write
+    return files.record

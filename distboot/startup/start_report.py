@@ -46,8 +46,11 @@ class StartReport:
             self._path = None
             self.tell = None
 
-    def problem(self) -> DistbootError | None:
-        """The error if no report can be written, for all ranks before the start; else None."""
+    def disable_if_unwritable(self) -> DistbootError | None:
+        """If the report cannot be written, try no more, and return the error; else None.
+
+        All ranks receive the error before the start.
+        """
         if self._path is None:
             return None
         from ..report.files import unwritable  # here, as most jobs have no report
