@@ -84,7 +84,7 @@ def init(
         if timeout is not None:
             limit = seconds(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
-        if join_timeout is not None:
+        if join_timeout is not None:  # refuse an invalid one also in a second call
             settings.join_timeout_setting(os.environ, join_timeout)
         with _one_at_a_time():
             return _current_or_new(options, launcher, join_timeout, pass_local_rank)
@@ -163,15 +163,15 @@ def _current_or_new(
         _current = held
     else:
         refuse_different(held, options, launcher)
-    if _concerns_arguments(pass_local_rank):
+    if _has_arguments(pass_local_rank):
         from .startup.local_rank_argument import adjust_arguments  # here, as few scripts have one
 
         adjust_arguments(held, pass_local_rank, is_new=is_new)
     return held.context
 
 
-def _concerns_arguments(pass_local_rank: bool | None) -> bool:
-    """Whether a local rank is, or is to be, in `sys.argv`."""
+def _has_arguments(pass_local_rank: bool | None) -> bool:
+    """Whether `sys.argv` has arguments to look at, or is to have one."""
     if not sys.argv:  # Python is embedded
         return False
     return bool(pass_local_rank) or len(sys.argv) > 1

@@ -49,8 +49,10 @@ def _dispatch(arguments: list[str]) -> int:
     if first == "help":
         return _help(rest)
     if first in _ASKS_FOR_HELP:
-        known = COMMANDS.keys() & rest[:1]
-        return _help([*known])
+        topic = "".join(rest[:1])
+        if topic in COMMANDS:
+            return _help(rest)
+        return _help([])
     if first in _VERSION:
         emit(f"distboot {__version__}")
         return 0
@@ -61,8 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help(words: list[str]) -> int:
     """`help` and `help COMMAND`."""
-    is_general = _ASKS_FOR_HELP.issuperset(words[:1])
-    if is_general:
+    if not words or words[0] in _ASKS_FOR_HELP:
         emit(help_text())
         return 0
     name = words[0]

@@ -26,10 +26,12 @@ def pipe_read_twice(target: Target, ranks: int) -> DistbootError | None:
     pipe = _read_once(target)
     if not pipe:
         return None
-    readers = {True: f"each of {ranks} ranks", False: "each start"}
+    readers = "each start"
+    if ranks > 1:
+        readers = f"each of {ranks} ranks"
     return DistbootError(
         "usage",
-        f"{pipe}, which can be read once, and {readers[ranks > 1]} would read it",
+        f"{pipe}, which can be read once, and {readers} would read it",
         "write it to a file, and name that",
     )
 

@@ -194,7 +194,7 @@ def apply(options: SimpleNamespace, environ: MutableMapping[str, str]) -> None:
             _refuse_two(options.rdzv_endpoint, variables[name], value)
         variables.update(endpoint)
     if nnodes is not None:
-        variables.update(_numbers(options, nnodes, environ))
+        variables.update(_apply_numbers(options, nnodes, environ))
     elif options.node_rank is not None:
         raise DistbootError(
             "usage",
@@ -337,10 +337,13 @@ def _unnumbered(nodes: int | None) -> DistbootError:
     )
 
 
-def _numbers(
+def _apply_numbers(
     options: SimpleNamespace, nnodes: int, environ: MutableMapping[str, str]
 ) -> dict[str, str | None]:
-    """The variables that number the nodes; empty where something else numbers them."""
+    """The variables that number the nodes; empty where something else numbers them.
+
+    With `--node-rank` they take the place of other numbers in `environ`.
+    """
     node = options.node_rank
     count = {"NUM_NODES": str(nnodes)}
     if nnodes == 1 and node in (None, "0"):

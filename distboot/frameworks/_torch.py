@@ -92,11 +92,11 @@ def set_device(
     device_type: str,
     placement: Placement,
     environ: Mapping[str, str],
-    on_cpu: str = "ask for backend='gloo'",
+    cpu_hint: str = "ask for backend='gloo'",
 ) -> Any:
     """Make this rank's device the current one, and return it.
 
-    `on_cpu` says in errors how to train on the CPU.
+    `cpu_hint` is the remedy of an error: how to train on the CPU.
     """
     if device_type == "cpu":
         return torch.device("cpu")
@@ -108,16 +108,16 @@ def set_device(
         environ,
         count,
         f"{device_type} device",
-        on_cpu,
+        cpu_hint,
     )
     module.set_device(index)
     return torch.device(device_type, index)
 
 
 def own_device(
-    placement: Placement, environ: Mapping[str, str], count: int, kind: str, on_cpu: str
+    placement: Placement, environ: Mapping[str, str], count: int, kind: str, cpu_hint: str
 ) -> int:
-    """The index of this rank's own device among `count` visible ones; `on_cpu` as above."""
+    """The index of this rank's own device among `count` visible ones; `cpu_hint` as above."""
     # Here and below: pathlib would slow every start of the wrapper
     from ..host.accelerators import own_index
 
@@ -127,8 +127,8 @@ def own_device(
         raise DistbootError(
             "too-few-accelerators",
             f"{where} has no {kind} of its own: {count} visible",
-            f"start fewer processes per node, show them more devices, or {on_cpu} to train on the "
-            "CPU",
+            "start fewer processes per node, show them more devices, or "
+            f"{cpu_hint} to train on the CPU",
         )
     return index
 

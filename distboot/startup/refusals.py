@@ -24,7 +24,7 @@ _CALL_ABOVE = (
 
 def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
     """Refuse a process that is not, or need not be, the rank that its environment says."""
-    if placement.world_size > 1 and outer.joined not in (0, os.getpid()):
+    if placement.world_size > 1 and not _is_of_rank(outer):
         # A DataLoader worker or a subprocess, which inherits the environment of its rank
         raise already_joined(outer.joined, ", which started this one")
     launcher = LAUNCHERS[placement.launcher]
@@ -38,6 +38,11 @@ def refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
     refuse_unless_rank(placement)
 
 
+def _is_of_rank(outer: inherited.InheritedEnv) -> bool:
+    """Whether no other process has joined as the rank that this one inherits."""
+    return outer.joined in (0, os.getpid())
+
+
 def tell_others(
     error: DistbootError, placement: Placement, environ: Mapping[str, str], ranks: int = 0
 ) -> None:
@@ -46,8 +51,7 @@ def tell_others(
     Nothing happens where this process is alone, or must not or cannot join.
     """
     outer = inherited.about(placement, environ)
-    is_of_rank = outer.joined in (0, os.getpid())
-    if placement.world_size == 1 or outer.met or not is_of_rank:
+    if placement.world_size == 1 or outer.met or not _is_of_rank(outer):
         return
     from ..agent.joining import join_here  # here and below, as most ranks start
     from ..detection.export import require_master
