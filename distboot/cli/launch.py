@@ -38,7 +38,7 @@ class Launch(NamedTuple):
         if self.inner is None:
             return wrapper_does
         is_one_node = placement.world_size == 1
-        return any((wrapper_does, self.inner.is_told_of_nodes, is_one_node))
+        return any((wrapper_does, self.inner.spans_nodes, is_one_node))
 
     def apart(self, placement: Placement, ranks: int) -> str | None:
         """Why the processes may train apart, or None.
@@ -111,7 +111,7 @@ class Launch(NamedTuple):
     ) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
         if self.inner is not None:
-            together = self.inner.is_told_of_nodes
+            together = self.inner.spans_nodes
             return export.for_launcher(placement, environ, together=together)
         named = self.options.launcher
         if self.options.nproc_per_node:

@@ -44,7 +44,7 @@ def _dispatch(arguments: list[str]) -> int:
     before = without_local_rank(arguments[:1])
     arguments = [*before, *arguments[1:]]
     if not arguments:
-        return _say_where()
+        return _show_placement()
     first, *rest = arguments
     if first == "help":
         return _help(rest)
@@ -78,7 +78,7 @@ def _help(words: list[str]) -> int:
     )
 
 
-def _say_where() -> int:
+def _show_placement() -> int:
     """Without arguments: where this process is, and what to type next."""
     show = import_module(COMMANDS["show"].module, __package__)
     emit(f"{show.where()}\n\n{help_text()}")

@@ -75,7 +75,7 @@ class Nested(NamedTuple):
 
     name: str  # of its program, for example "torchrun"
     # Whether its options let the launchers on all nodes start one job together
-    is_told_of_nodes: bool
+    spans_nodes: bool
     is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
     start: int  # where its options begin in the command; not for one in a shell
     # Whether the command also runs others, which may be what trains
@@ -84,7 +84,7 @@ class Nested(NamedTuple):
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
         command = list(words)
-        is_for_one_node = not self.is_told_of_nodes and not self.is_in_shell
+        is_for_one_node = not self.spans_nodes and not self.is_in_shell
         if self.name == "deepspeed" and is_for_one_node:
             has_port = _HAS_PORT.search("\0".join(words)) is not None
             if not has_port:
@@ -100,7 +100,7 @@ class Nested(NamedTuple):
 
     def separate_jobs(self, placement: Placement, per_node: str | None) -> str | None:
         """A warning if each rank starts its own job, or None; `per_node`: of --nproc-per-node."""
-        if self.is_told_of_nodes:
+        if self.spans_nodes:
             return None
         starts = f"starts {self.name}, which starts a job of its own"
         if per_node:
@@ -148,7 +148,7 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     launchers = [one._replace(is_beside_others=is_beside_others) for one in launchers]
     return max(
         launchers,
-        key=lambda one: one.is_told_of_nodes,
+        key=lambda one: one.spans_nodes,
         default=None,
     )
 
@@ -170,7 +170,7 @@ def _nested_in(target: Target, environ: Mapping[str, str], end: int = 0) -> Nest
     multi_node = _MULTI_NODE.get(name, _NO_MULTI_NODE)
     return Nested(
         name,
-        is_told_of_nodes=multi_node.sign.search(joined) is not None,
+        spans_nodes=multi_node.sign.search(joined) is not None,
         is_in_shell=not end,
         start=end - len(options),
     )

@@ -212,7 +212,7 @@ class Rounds(NamedTuple):
         gc.freeze()
         options = self.launch.options
         bound = self._bound(job, watch.ranks)
-        environs = at_once(partial(self._environ_of, job, watch, bound), watch.ranks)
+        environs = at_once(partial(self._environ_for_rank, job, watch, bound), watch.ranks)
         job.joined.close_listener()
         most_files = job.joined.open_files
         if options.exec:
@@ -289,7 +289,7 @@ class Rounds(NamedTuple):
             commands.append(command)
         return commands
 
-    def _environ_of(
+    def _environ_for_rank(
         self, job: Session, watch: WrapperAgent, bound: Mapping[int, Cpus], rank: int
     ) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it

@@ -30,11 +30,11 @@ from . import torchrun_options
 from .launch import Launch, launch_of, with_ranks
 from .nested_launcher import Nested, nested_launcher
 from .nproc_per_node import count_of
+from .reported_errors import report_errors, report_option_errors
 from .run_options import check_local_rank, complete, overriding, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .script_text import fit_to_script
 from .target import target_of
-from .told_errors import told_errors, told_of_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 _NO_RANK = ("not-alone", "node-level-launch")
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """`run`: the exit code of the child."""
     environ = os.environ  # which everything below is given
-    with told_of_options(words, environ):
-        options, given = parse(words, environ)
+    with report_option_errors(argv, environ):
+        options, given = parse(argv, environ)
     placement = _placement(options, given, environ)
     warn_of_unknown(environ, placement.rank, placement.who)
     with with_rank(placement.who):
-        with told_errors(options, placement, environ):
+        with report_errors(options, placement, environ):
             launch = _checked(options, given, placement, environ)
         if options.nproc_per_node:
             return _run_node(launch, placement)
@@ -102,8 +102,8 @@ def _placement(
         if error.code not in _NO_RANK:
             raise
         nested = nested_launcher(target_of(given), environ)
-        is_told_of_nodes = nested is not None and nested.is_told_of_nodes
-        if not is_told_of_nodes:
+        spans_nodes = nested is not None and nested.spans_nodes
+        if not spans_nodes:
             raise torchrun_options.explained(options, error) from None
         # The launcher numbers the ranks, and this process is none
         return detect_here(environ, launcher=OFF)

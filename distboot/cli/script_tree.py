@@ -79,7 +79,7 @@ class Script:
         self.calls_init |= "distboot" in names
         self._by_way[how].update(names)
 
-    def take(self, node: ast.AST, how: int) -> None:
+    def add_node(self, node: ast.AST, how: int) -> None:
         """Note what one node shows, without those below it."""
         if isinstance(node, ast.Import):
             names = map(_NAME, node.names)
@@ -144,7 +144,7 @@ def script_of(text: str) -> Script:
         node, how = left.pop()
         if how == _NEVER:
             continue
-        found.take(node, how)
+        found.add_node(node, how)
         for child in ast.iter_child_nodes(node):
             left.append((child, max(how, _how_below(node, child))))
     return found

@@ -23,7 +23,7 @@ def warn_of_node(placement: Placement) -> None:
     if bound is None or not placement.has_launcher:
         return
     own, every = bound
-    _say(
+    _warn(
         placement,
         f"this process to {own} of {every} CPUs, and so all ranks of this node",
     )
@@ -45,18 +45,18 @@ def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Ro
     share = every // ranks
     threads = environ.get(_THREADS, "")
     if threads.isdecimal() and int(threads) > own:
-        _say(
+        _warn(
             placement,
             f"{what}, and {_THREADS}={threads} is more than that",
         )
     elif own <= min(_ONE_CORE, share // 2):
-        _say(
+        _warn(
             placement,
             f"{what}, of which its share is {share}",
         )
 
 
-def _say(placement: Placement, what: str) -> None:
+def _warn(placement: Placement, what: str) -> None:
     launcher = LAUNCHERS[placement.launcher]
     who = launcher.name
     if launcher.told_ranks_per_node:  # it binds nothing itself

@@ -424,7 +424,7 @@ def test_launcher_as_the_command_is_known(command: str, launcher: str | None) ->
         told = nested_launcher(Target(words, 0), {"PET_NNODES": "3"})
         assert told is not None
         assert told[:3] == ("torchrun", True, False)
-    assert (found and f"{found.name}{', together' if found.is_told_of_nodes else ''}") == launcher
+    assert (found and f"{found.name}{', together' if found.spans_nodes else ''}") == launcher
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_launcher_in_a_shell_script_is_known(
     if way == "sh -c":
         words.append(text)
     found = nested_launcher(Target(words, len(words)), {})
-    assert (found and f"{found.name}{', together' if found.is_told_of_nodes else ''}") == launcher
+    assert (found and f"{found.name}{', together' if found.spans_nodes else ''}") == launcher
     assert found is None or found.is_in_shell
     assert found is None or found.command(words) == words
 

@@ -19,29 +19,32 @@ if TYPE_CHECKING:
 
     from ..detection.placement import Placement
 
-# What options that begin so say, is not in the environment: which rank this is, and of how many
+# Options that begin so place this process: its rank is not in the environment alone
 _OF_PLACEMENT = ("--launcher", "--nproc", "--nnodes", "--node", "--master", "--rdzv")
 
 
 @contextmanager
-def told_of_options(words: list[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Print and tell an error of this block, in which the options are not known, if the rank is."""
+def report_option_errors(argv: list[str], environ: Mapping[str, str]) -> Iterator[None]:
+    """Print an error of this block, in which the options are read.
+
+    The other ranks receive it, too, unless an option may have placed this process.
+    """
     per_node = environ.get("DISTBOOT_NPROC_PER_NODE")
     try:
         yield
     except DistbootError as error:
         show_error(error)
-        if not per_node and not any(word.startswith(_OF_PLACEMENT) for word in words):
+        if not per_node and not any(word.startswith(_OF_PLACEMENT) for word in argv):
             with suppress(DistbootError):
-                _tell(error, detect_here(environ), environ)
+                _report(error, detect_here(environ), environ)
         raise SystemExit(error.exit_code) from None
 
 
 @contextmanager
-def told_errors(
+def report_errors(
     options: SimpleNamespace, placement: Placement, environ: Mapping[str, str]
 ) -> Iterator[None]:
-    """Print and tell an error of this block."""
+    """Print an error of this block, and report it to the other ranks."""
     try:
         yield
     except DistbootError as error:
@@ -50,11 +53,11 @@ def told_errors(
             ranks = 0
             if options.nproc_per_node:
                 ranks = count_of(options, placement, environ)
-            _tell(error, placement, environ, ranks)
+            _report(error, placement, environ, ranks)
         raise SystemExit(error.exit_code) from None
 
 
-def _tell(
+def _report(
     error: DistbootError, placement: Placement, environ: Mapping[str, str], ranks: int = 0
 ) -> None:
     from ..startup.refusals import tell_others  # here, as most start
