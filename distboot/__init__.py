@@ -1,4 +1,4 @@
-"""distboot: the first second of a distributed training job. `distboot.init()` is right under every launcher."""
+"""distboot: the first second of a distributed training job. `distboot.init()` works under any launcher."""
 
 import sys
 

@@ -7,7 +7,7 @@ import sys
 def _leave_out_working_directory() -> None:
     """Undo what `python -m` has put before `sys.path`, as `python -P` does.
 
-    In this process a `logging.py` of the user must not stand for that of Python. The script is another process.
+    In this process a `logging.py` of the user must not shadow Python's. The script is another process.
     """
     try:
         here = os.getcwd()
@@ -27,13 +27,13 @@ if __name__ == "__main__":
 
     # Nearly all that a start creates stays: a search for garbage in it finds none.
     gc.set_threshold(20_000)
-    # Before anything else is imported: until `main` runs, Ctrl-C ends us quietly and not with a traceback.
+    # Before anything else is imported: until `main` runs, Ctrl-C ends this process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from .cli.main import main
 
     code = main(sys.argv[1:])
-    # All that we had to say is written. To end the interpreter takes a quarter as long as to start it, and the
+    # All output is written. To end the interpreter takes a quarter as long as to start it, and the
     # launcher would wait for that.
     os._exit(code)

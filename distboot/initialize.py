@@ -106,7 +106,7 @@ def current() -> Context | None:
 
 
 def current_session() -> Session:
-    """What the current context is from: for commands, which read what rank 0 knows of the job."""
+    """The session of the current context, for commands that read rank 0's log."""
     held = _held()
     assert held is not None
     return held.session

@@ -80,7 +80,7 @@ class Launch(NamedTuple):
         return surroundings.unused(placement, self.environ, launcher)
 
     def warn_of_unused(self, placement: Placement) -> None:
-        """Warn of them, unless a wrapper around this one has."""
+        """Warn of unused tasks and hosts, unless a wrapper around this one has."""
         is_inside_wrapper = bool(inherited.about(placement, self.environ).fields)
         if not is_inside_wrapper:
             unused = self.unused(placement)
@@ -135,7 +135,7 @@ class Launch(NamedTuple):
         return self.bound_here(ranks)[local_rank]
 
     def bound_here(self, ranks: int) -> list[Cpus]:
-        """The same of each rank of this node, where one agent starts so many."""
+        """The CPUs to which each rank of this node is to be bound, where one agent starts `ranks`."""
         kind = self.options.bind
         if kind == "none":
             return [()] * ranks

@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options.
 
     `options` is as `option_table` describes it. `more` has, by option, further arguments of
-    `add_argument`; `hints`, by an option that is none, what to do instead. Every command that
+    `add_argument`; `hints`, by an unknown option, what to do instead. Every command that
     detects this process has `--launcher`.
     """
 

@@ -105,7 +105,7 @@ def _placement(
         spans_nodes = nested is not None and nested.spans_nodes
         if not spans_nodes:
             raise torchrun_options.explained(options, error) from None
-        # The launcher numbers the ranks, and this process is none
+        # The launcher numbers the ranks, and this process is not one of them
         return detect_here(environ, launcher=OFF)
     if not placement.has_launcher:
         # Here, as most processes have a launcher

@@ -206,7 +206,7 @@ def _nproc_per_node(options: SimpleNamespace, environ: Mapping[str, str]) -> str
 def _parsed_with_flag(
     words: list[str], target: list[str], environ: MutableMapping[str, str]
 ) -> tuple[SimpleNamespace, list[str]]:
-    """The same for `torchrun -m --nproc-per-node 8 module`."""
+    """Options and target of a command such as `torchrun -m --nproc-per-node 8 module`."""
     before = words[: len(words) - len(target)]
     options, module = _parsed([*before, *target[1:]], environ)
     if module[:1] in (["--"], ["-m"]):

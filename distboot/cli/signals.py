@@ -29,8 +29,11 @@ def raise_at_interrupt() -> None:
 
 
 def end_by_interrupt() -> int:
-    """After Ctrl-C, end by SIGINT, or as if: a shell goes on to its next command after an exit code."""
-    is_process_1 = os.getpid() == 1  # which the kernel does not end
+    """End by SIGINT, so that a shell stops its script.
+
+    In process 1, where the kernel ignores that, return the exit code.
+    """
+    is_process_1 = os.getpid() == 1
     if not is_process_1:
         with suppress(OSError, AttributeError):
             sys.stdout.flush()

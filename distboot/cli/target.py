@@ -254,7 +254,7 @@ def _file_of_module(name: str) -> str:
     from .module_lookup import file_of_module  # here, as most run a script
 
     found = ""
-    with suppress(KeyError, ValueError):  # see `_missing_module`; a name that is none
+    with suppress(KeyError, ValueError):  # see `_missing_module`; an invalid name
         found = file_of_module(name)
     path = name.replace(".", os.sep)
     # Else below the working directory, where `python -m` looks first

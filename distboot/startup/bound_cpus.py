@@ -1,4 +1,4 @@
-"""What is said of a launcher that has bound a process to fewer CPUs than its share.
+"""Warnings that a launcher bound a process to fewer CPUs than its share.
 
 Open MPI binds each of two ranks to one core; more of them to a NUMA node. Whatever a rank starts
 inherits it: the threads of OpenMP, and the workers that load data.
@@ -32,7 +32,7 @@ def warn_of_node(placement: Placement) -> None:
 def warn_of_rank(placement: Placement, environ: Mapping[str, str], root: cpus.Root = "/") -> None:
     """Warn where a rank is bound to one core of a larger share, or below OMP_NUM_THREADS.
 
-    The first rank of each node says it.
+    Only the first rank of each node warns.
     """
     if placement.local_rank != 0 or not placement.has_launcher:
         return

@@ -1,4 +1,4 @@
-"""How a script ends that has no agent: what the platform's termination log has, the exit code.
+"""What a script without an agent leaves behind: a line in the termination log, and its exit code.
 
 The exit code of an error of distboot is the error's own. Python ends with 1 for every uncaught
 exception, unless `sys.excepthook` raises SystemExit.

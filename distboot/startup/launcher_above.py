@@ -1,7 +1,7 @@
 """A launcher above a process that has none of its variables, and so counts as alone.
 
 `sudo`, `su -`, `env -i` and `--cleanenv` of a container remove the variables of a launcher. Then each
-of the processes that it has started is a job of its own.
+of the processes that it has started is a separate job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITHOUT_RANK = {
 
 
 class LauncherAbove(NamedTuple):
-    """A launcher above this process, in words."""
+    """A launcher above this process, described for a message."""
 
     described: str
     remedy: str
@@ -60,17 +60,17 @@ def find_launcher_above(
         return None
     name = escape_control(os.path.basename(found.name))
     return LauncherAbove(
-        f"this process runs below {name} (process {found.pid}), and has none of its variables: "
-        "it is a job of its own",
-        "sudo, su -, env -i and --cleanenv remove variables; pass them on, or set "
-        "DISTBOOT_LAUNCHER=none if that is meant",
+        f"this process runs below {name} (process {found.pid}), but its variables are missing: "
+        "this process is a separate job",
+        "sudo, su -, env -i and --cleanenv remove variables: pass them on, or set "
+        "DISTBOOT_LAUNCHER=none if that is intended",
     )
 
 
 def warn_of_launcher_above(
     placement: Placement, environ: Mapping[str, str], launcher: str | None
 ) -> None:
-    """Warn of it; see `find_launcher_above`."""
+    """Warn of a launcher above this process, as `find_launcher_above` finds it."""
     found = find_launcher_above(placement, environ, launcher)
     if found is not None:
         log_line(placement.who, f"warning: {found.described}. {found.remedy}")

@@ -1,4 +1,4 @@
-"""How the start of a job ends, for its report: this process says it, and the agent of rank 0 writes it.
+"""How the start of a job ended: each process reports it, and rank 0's agent writes it.
 
 A signal that ends this process while the ranks meet is reported as well: see `despite_signals`.
 """
@@ -20,7 +20,7 @@ from ..detection.placement import Placement
 
 
 def warn_of_no_report(placement: Placement, path: str) -> None:
-    """Warn of a report that nobody writes; rank 0 does, which would write it."""
+    """Warn on rank 0 that no report will be written."""
     if placement.rank != 0:
         return
     log_line(
@@ -31,7 +31,7 @@ def warn_of_no_report(placement: Placement, path: str) -> None:
 
 
 class StartReport:
-    """What this process says of the start of its job; on all ranks but 0, nothing."""
+    """Reports how the start ended; does nothing on ranks above 0."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ def test_stripped_variables_of_a_launcher_are_named(
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("0 of 1") == 2
     warning = (
-        rf"distboot: warning: this process runs below {name} \(process \d+\), and has none of its"
+        rf"distboot: warning: this process runs below {name} \(process \d+\), but its variables"
     )
     assert len(re.findall(warning, done.stderr)) == 2, done.stderr
 
@@ -146,7 +146,7 @@ def test_stripped_variables_of_a_launcher_are_named(
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("show", r"note: this process runs below (prterun|mpirun) \(process \d+\), and has none"),
+        ("show", r"note: this process runs below (prterun|mpirun) \(process \d+\), but its"),
         ("doctor", r"warning  launcher: this process runs below (prterun|mpirun) \(process \d+\),"),
     ],
 )
