@@ -65,16 +65,17 @@ def _option_name(text: str) -> str:
 
 def _framework(text: str) -> str:
     """The name of a framework for the wrapper, also from one for `init`: "horovod.torch"."""
-    name = frameworks.FILES.get(text, text)
-    names = tuple(dict.fromkeys(frameworks.FILES.values()))
-    if name not in names:
+    if text in frameworks.FILES:
+        return frameworks.FILES[text].wrapper_name
+    names = tuple(frameworks.WRAPPER_FILES)
+    if text not in names:
         from argparse import ArgumentTypeError
 
         meant = did_you_mean(text, names)
         listed = ", ".join(names)
         shown = short_repr(text)
         raise ArgumentTypeError(f"{shown} is not a valid framework: {meant}they are {listed}")
-    return name
+    return text
 
 
 _DETECTS = option_help("DISTBOOT_LAUNCHER")  # the parser adds it, as to all commands that detect

@@ -1,4 +1,4 @@
-"""The frameworks that `init` can start. Each has its own file, the only one that imports it.
+"""The frameworks that `init` can start, each in the files that `FILES` names.
 
 To add one: write a file beside this one with `start`, optionally `on_cpu` and `exports`, and name
 it here. A framework is imported when `init` is called, never at module level.
@@ -37,25 +37,31 @@ if TYPE_CHECKING:
     # TensorFlow's, in the words of `init`
     Strategy = Literal["multi_worker_mirrored", "parameter_server", "mirrored", "default"]
 
-# Name of a framework -> the file that starts it, also its name for the wrapper:
-# `--framework horovod`.
+
+class Files(NamedTuple):
+    """The modules of a framework in this folder."""
+
+    wrapper_name: str  # in `--framework`
+    exports: str  # has `exports` and `on_cpu`, where the framework has these
+    start: str  # has `start`
+
+
+# Most frameworks have one file. torch has two, because the wrapper needs its `exports` at every
+# start, and not what starts the process group.
 FILES = {
-    "torch": "torch",
-    "deepspeed": "deepspeed",
-    "horovod.torch": "horovod",
-    "horovod.tensorflow": "horovod",
-    "horovod.keras": "horovod",
-    "tensorflow": "tensorflow",
-    "jax": "jax",
-    "mpi": "mpi",
-    "none": "none",
+    "torch": Files("torch", exports="_torch", start="_process_group"),
+    "deepspeed": Files("deepspeed", exports="deepspeed", start="deepspeed"),
+    "horovod.torch": Files("horovod", exports="horovod", start="horovod"),
+    "horovod.tensorflow": Files("horovod", exports="horovod", start="horovod"),
+    "horovod.keras": Files("horovod", exports="horovod", start="horovod"),
+    "tensorflow": Files("tensorflow", exports="tensorflow", start="tensorflow"),
+    "jax": Files("jax", exports="jax", start="jax"),
+    "mpi": Files("mpi", exports="mpi", start="mpi"),
+    "none": Files("none", exports="_base", start="_base"),
 }
 
-# Files that other frameworks use, too.
-_SHARED = {"torch": "_torch", "none": "_base"}
-
-# The wrapper needs only torch's `exports`, at every start, so torch's `start` has its own file.
-_STARTS = {**_SHARED, "torch": "_process_group"}
+# What the wrapper offers: the name -> the module that has `exports`
+WRAPPER_FILES = {files.wrapper_name: files.exports for files in FILES.values()}
 
 _BUILT_ON_TORCH = ("torch", "deepspeed", "horovod.torch")
 # Framework and argument -> why it has no such argument.
@@ -134,19 +140,20 @@ def _refuse_no_name(argument: str, value: object) -> None:
 
 def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start a framework, on all ranks together."""
-    file = FILES[options.framework]
-    module = import_module(f".{_STARTS.get(file, file)}", __name__)
+    files = FILES[options.framework]
+    module = _module(files.start)
     context: Context = module.start(job, exported, options)
     return context
 
 
-def exports(file: str, job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(name: str, job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that an unmodified script of a framework reads, besides those of torch.
 
-    `file` is a value of `FILES`.
+    `name` is that of `--framework`.
     """
     of_file: Callable[[Session, Mapping[str, str]], dict[str, str]]
-    of_file = getattr(_module(file), "exports", lambda *_: {})
+    module = _module(WRAPPER_FILES[name])
+    of_file = getattr(module, "exports", lambda *_: {})
     return of_file(job, environ)
 
 
@@ -171,10 +178,11 @@ def on_cpu(options: Options) -> bool:
     True for a framework whose file has no `on_cpu`.
     """
     of_file: Callable[[Options], bool]
-    file = FILES[options.framework]
-    of_file = getattr(_module(file), "on_cpu", lambda _: True)
+    files = FILES[options.framework]
+    module = _module(files.exports)
+    of_file = getattr(module, "on_cpu", lambda _: True)
     return of_file(options)
 
 
 def _module(file: str) -> ModuleType:
-    return import_module(f".{_SHARED.get(file, file)}", __name__)
+    return import_module(f".{file}", __name__)
