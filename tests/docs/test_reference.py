@@ -119,6 +119,16 @@ def test_every_folder_is_on_the_architecture_page() -> None:
     assert sorted(rows) == sorted(part for part in parts if not part.startswith("__"))
 
 
+def test_modules_of_the_architecture_page_exist() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    folders = "|".join(path.name for path in PACKAGE.iterdir() if path.is_dir())
+    named = set(re.findall(rf"`((?:{folders})/[a-z0-9_/]*)`", page))
+    modules = {str(path.relative_to(PACKAGE).with_suffix("")) for path in SOURCES}
+    lost = [name for name in named - modules if not (PACKAGE / name).is_dir()]
+    assert sorted(lost) == []
+    assert len(named) > 50
+
+
 def test_every_code_is_raised_and_has_its_section() -> None:
     source = re.sub(
         r"CODES: .*?\n}\n", "", "\n".join(path.read_text() for path in SOURCES), flags=re.DOTALL
