@@ -128,7 +128,7 @@ class Context:
     _barrier: Callable[[], None] = field(repr=False)
     _wait_for: Callable[..., None] = field(repr=False)  # as `Session.wait_for`
     _refuse_fork: Callable[[str], None] = field(repr=False)  # as `Session.refuse_fork`
-    _stop: Callable[[], None] = field(repr=False)
+    _leave_group: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)
     # None for other frameworks. `X | Any` lets an editor show and complete X, and asks no user of the
@@ -254,7 +254,7 @@ class Context:
         if not self._ended:
             self._ended = True
             self._preemption.close()
-            self._stop()
+            self._leave_group()
 
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self

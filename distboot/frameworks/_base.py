@@ -141,7 +141,7 @@ def context(
         job.link.keep()
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 
-    def stop() -> None:
+    def leave_group() -> None:
         leave()
         job.leave()
         # A process that this one starts from now on may take the rank's place
@@ -155,7 +155,7 @@ def context(
         _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_TIMEOUT),
         _wait_for=job.wait_for,
         _refuse_fork=job.refuse_fork,
-        _stop=stop,
+        _leave_group=leave_group,
         _is_up=is_up,
         _preemption=Preemption(job.link, placement.who),
     )
