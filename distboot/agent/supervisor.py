@@ -26,7 +26,7 @@ loop.
 
 What always holds: each child gets a signal at most once per arrival; a child never outlives this
 process (`child`); the exit code is that of the first child that failed, or what the agent makes of
-all (`WrapperAgent.final`), and 128 + n for signal n.
+all (`ThreadAgent.final`), and 128 + n for signal n.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .logs import Logs
-    from .wrapper_agent import WrapperAgent
+    from .wrapper_agent import ThreadAgent
 
 
 _GROUP_POLL = 0.02  # seconds
@@ -66,7 +66,7 @@ def run(
     *,
     grace: float,
     open_files: int | None = None,
-    watch: WrapperAgent | None = None,
+    watch: ThreadAgent | None = None,
     pending_signal: int = 0,
 ) -> int:
     """Run commands as children until all have ended; returns the exit code of this process.
@@ -117,7 +117,7 @@ def run(
 def _start_helpers(
     children: Mapping[int, Command],
     logs: Sequence[Logs],
-    watch: WrapperAgent | None,
+    watch: ThreadAgent | None,
     *,
     shared_group: bool,
 ) -> None:
@@ -134,7 +134,7 @@ def _start_helpers(
         watch.start(pids, done, shares_keys=shared_group)
 
 
-def _children_before(watch: WrapperAgent | None) -> set[int]:
+def _children_before(watch: ThreadAgent | None) -> set[int]:
     """The children that are not of a round, for example of a shell that has become this process."""
     if watch is None or not watch.may_restart:
         return set()
@@ -164,7 +164,7 @@ class _Supervision:
         children: dict[int, Command],
         logs: Sequence[Logs],
         grace: float,
-        watch: WrapperAgent | None,
+        watch: ThreadAgent | None,
         *,
         shared_group: bool,
     ) -> None:
@@ -172,7 +172,7 @@ class _Supervision:
         self._grace = grace
         self._watch = watch
         self._shared_group = shared_group  # whether the children are in our process group
-        self._helpers: list[WrapperAgent | Logs] = [*logs]
+        self._helpers: list[ThreadAgent | Logs] = [*logs]
         if watch is not None:
             self._helpers.insert(0, watch)
         # SIGTERM, once it was passed on: it asks the children to end, whatever they make of it.

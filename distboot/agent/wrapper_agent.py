@@ -43,8 +43,12 @@ _external_signal = attrgetter("stopping.external_signal")
 _TELLING = 1.0  # seconds for all ranks to hear that no round follows
 
 
-class WrapperAgent:
-    """The agent of the ranks whose processes `supervisor.run` starts."""
+class ThreadAgent:
+    """The agent as a thread of this process.
+
+    In the wrapper, for the ranks whose processes `supervisor.run` starts; or in `init` where the
+    sidecar did not start.
+    """
 
     def __init__(
         self,
@@ -274,7 +278,7 @@ class WrapperAgent:
         self._calls.put(lambda _: self._shell.leave())
         self._thread.join(_END_LIMIT)
 
-    def __enter__(self) -> WrapperAgent:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> ThreadAgent:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
     from ..agent.session import Session
-    from ..agent.wrapper_agent import WrapperAgent
+    from ..agent.wrapper_agent import ThreadAgent
     from ..base.settings import SupervisionSettings
     from ..host.binding import Cpus
     from ..rendezvous.events import Event
@@ -136,7 +136,7 @@ class Rounds(NamedTuple):
         files: EventFiles | None,
     ) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
-        from ..agent.wrapper_agent import WrapperAgent
+        from ..agent.wrapper_agent import ThreadAgent
 
         restarts = self.restarts
         with (
@@ -144,7 +144,7 @@ class Rounds(NamedTuple):
             self._meeting(report, problem, files) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, self.settings, restarts, self.launcher) as watch,
+            ThreadAgent(job, self.settings, restarts, self.launcher) as watch,
         ):
             code = self._run_ranks(job, watch, report, logs)
             cause = watch.next_round
@@ -198,7 +198,7 @@ class Rounds(NamedTuple):
     def _run_ranks(
         self,
         job: Session,
-        watch: WrapperAgent,
+        watch: ThreadAgent,
         report: StartReport,
         logs: Logs | None,
     ) -> int:
@@ -262,7 +262,7 @@ class Rounds(NamedTuple):
 
     def _commands(
         self,
-        watch: WrapperAgent,
+        watch: ThreadAgent,
         environs: Sequence[Mapping[str, str]],
         bound: Mapping[int, Cpus],
         logs: Logs | None,
@@ -290,7 +290,7 @@ class Rounds(NamedTuple):
         return commands
 
     def _environ_for_rank(
-        self, job: Session, watch: WrapperAgent, bound: Mapping[int, Cpus], rank: int
+        self, job: Session, watch: ThreadAgent, bound: Mapping[int, Cpus], rank: int
     ) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 

@@ -196,7 +196,7 @@ def _without_sidecar(
 @contextmanager
 def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> Iterator[Session]:
     """All ranks together, with the agent in a thread, which cannot detect how the process ends."""
-    from ..agent.wrapper_agent import WrapperAgent
+    from ..agent.wrapper_agent import ThreadAgent
     from ..script.sys_exit import at_end
 
     placement = call.placement
@@ -218,7 +218,7 @@ def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> I
         **part._asdict(),
     )
     with meeting as job:
-        with WrapperAgent(job, supervision, None) as agent:
+        with ThreadAgent(job, supervision, None) as agent:
             job.link = agent.link(placement.rank)
             job.framework = call.options.describe()
             # Otherwise the end of its connections would be a failure to the others
