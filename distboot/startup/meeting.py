@@ -108,9 +108,9 @@ def meet(
     return _with_sidecar(call, part, sidecar, report, exported)
 
 
-def _tell_agent(job: Session, ended: StartEnded) -> None:
-    assert job.link is not None
-    job.link.start_ended(ended)
+def _tell_agent(session: Session, ended: StartEnded) -> None:
+    assert session.link is not None
+    session.link.start_ended(ended)
 
 
 def _planned(call: Call) -> tuple[Call, Part]:
@@ -132,21 +132,21 @@ def _with_wrapper(call: Call, around: AgentAround) -> Iterator[Session]:
     """All ranks together, as the wrappers' agents have let them meet."""
     from ..agent import sidecar_start
 
-    job = _session(call, around.link)
-    job.count = next(_starts)
-    job.is_watched = call.supervision.detects
-    job.take(around.result)
-    job.steps[CALLED] = own_clock.at(call.called)
-    job.steps[ALL_CALLED] = clock_time()
-    yield job
-    sidecar_start.tell_steps(job)
+    session = _session(call, around.link)
+    session.count = next(_starts)
+    session.is_watched = call.supervision.detects
+    session.take(around.result)
+    session.steps[CALLED] = own_clock.at(call.called)
+    session.steps[ALL_CALLED] = clock_time()
+    yield session
+    sidecar_start.tell_steps(session)
 
 
 def _session(call: Call, link: AgentLink) -> Session:
-    job = Session(call.placement, call.join_timeout)
-    job.link = link
-    job.framework = call.options.describe()
-    return job
+    session = Session(call.placement, call.join_timeout)
+    session.link = link
+    session.framework = call.options.describe()
+    return session
 
 
 @contextmanager
@@ -163,18 +163,18 @@ def _with_sidecar(
     placement = call.placement
     try:
         plan, problem = plan_of(placement, call.environ, call.join_timeout, **part._asdict())
-        job = _session(call, sidecar.link)
-        job.when_ready = lambda: sidecar.take_over(job)
-        with report.despite_signals(), joining(job, problem, report.ended):
+        session = _session(call, sidecar.link)
+        session.when_ready = lambda: sidecar.take_over(session)
+        with report.despite_signals(), joining(session, problem, report.ended):
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 # The import of torch reads these
                 exported.write(thread_variables(placement, call.environ))
-                frameworks.preload(call.options, job)
-            job.take(sidecar.link.joined(plan.join_timeout))
-        with report.until_watched(job):
-            yield job
-        tell_steps(job)
+                frameworks.preload(call.options, session)
+            session.take(sidecar.link.joined(plan.join_timeout))
+        with report.until_watched(session):
+            yield session
+        tell_steps(session)
     except BaseException:
         if not sidecar.is_current:  # a current one reports how this process ends
             sidecar.close()
@@ -217,15 +217,15 @@ def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> I
         record=record,
         **part._asdict(),
     )
-    with meeting as job:
-        with ThreadAgent(job, supervision, None) as agent:
-            job.link = agent.link(placement.rank)
-            job.framework = call.options.describe()
+    with meeting as session:
+        with ThreadAgent(session, supervision, None) as agent:
+            session.link = agent.link(placement.rank)
+            session.framework = call.options.describe()
             # Otherwise the end of its connections would be a failure to the others
             at_end(well=agent.leave_job)
-            with report.until_watched(job):
-                yield job
-        job.joined = None  # the thread has it until this process ends
+            with report.until_watched(session):
+                yield session
+        session.joined = None  # the thread has it until this process ends
 
 
 def _ignore(_: Event) -> None:
@@ -244,9 +244,9 @@ def _write_here(call: Call, report: StartReport) -> Callable[[Event], object]:
 
     files = EventFiles(call.supervision, placement.who)
 
-    def write(job: Session, ended: StartEnded) -> None:
-        assert job.joined is not None
-        files.start_ended(job.joined, ended)
+    def write(session: Session, ended: StartEnded) -> None:
+        assert session.joined is not None
+        files.start_ended(session.joined, ended)
 
     report.tell = write
     return files.record

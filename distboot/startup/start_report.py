@@ -97,7 +97,7 @@ class StartReport:
             return []
         return list(filter(_has_no_handler, FROM_OUTSIDE))
 
-    def ended(self, job: Session, error: BaseException | None) -> None:
+    def ended(self, session: Session, error: BaseException | None) -> None:
         """Report once that the start has failed with this error; None: all ranks have started."""
         tell = self.tell
         self.tell = None  # it is said once
@@ -110,10 +110,10 @@ class StartReport:
             except OSError:  # no more file can be opened, which the error itself says
                 return
             failure = StartFailure.from_error(error)
-        tell(job, StartEnded(failure, job.steps))
+        tell(session, StartEnded(failure, session.steps))
 
     @contextmanager
-    def until_watched(self, job: Session) -> Iterator[None]:
+    def until_watched(self, session: Session) -> Iterator[None]:
         """Report a job that fails in this block, or that is not supervised at its end."""
         error: BaseException | None = None
         try:
@@ -122,8 +122,8 @@ class StartReport:
             error = raised
             raise
         finally:
-            if not job.is_watched:
-                self.ended(job, error)
+            if not session.is_watched:
+                self.ended(session, error)
 
 
 def _has_no_handler(number: int) -> bool:
