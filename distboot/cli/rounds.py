@@ -116,11 +116,11 @@ class Rounds(NamedTuple):
     def _start_report(self, files: EventFiles | None) -> StartReport:
         """The report of the start of one round."""
 
-        def write(job: Session, ended: StartEnded) -> None:
-            assert job.joined is not None
+        def write(session: Session, ended: StartEnded) -> None:
+            assert session.joined is not None
             if files is not None:
                 files.start_ended(
-                    job.joined,
+                    session.joined,
                     ended,
                     rounds=self.restarts.rounds,
                     before=self.restarts.spent,
@@ -141,12 +141,12 @@ class Rounds(NamedTuple):
         restarts = self.restarts
         with (
             report.despite_signals(is_printed=self.placement.rank == 0),
-            self._meeting(report, problem, files) as job,
-            report.until_watched(job),
+            self._meeting(report, problem, files) as session,
+            report.until_watched(session),
             with_too_few_files(),
-            ThreadAgent(job, self.settings, restarts, self.launcher) as watch,
+            ThreadAgent(session, self.settings, restarts, self.launcher) as watch,
         ):
-            code = self._run_ranks(job, watch, report, logs)
+            code = self._run_ranks(session, watch, report, logs)
             cause = watch.next_round
         if cause is None:
             restarts.say_unsaid()
@@ -197,13 +197,13 @@ class Rounds(NamedTuple):
 
     def _run_ranks(
         self,
-        job: Session,
+        session: Session,
         watch: ThreadAgent,
         report: StartReport,
         logs: Logs | None,
     ) -> int:
         """Start the ranks of this agent, once all have met, and wait for their end: the exit code."""
-        assert job.joined is not None
+        assert session.joined is not None
         if self.restarts.round:
             gc.unfreeze()
             gc.collect()  # the agent of the round before
@@ -211,10 +211,10 @@ class Rounds(NamedTuple):
         # again and again
         gc.freeze()
         options = self.launch.options
-        bound = self._bound(job, watch.ranks)
-        environs = at_once(partial(self._environ_for_rank, job, watch, bound), watch.ranks)
-        job.joined.close_listener()
-        most_files = job.joined.open_files
+        bound = self._bound(session, watch.ranks)
+        environs = at_once(partial(self._environ_for_rank, session, watch, bound), watch.ranks)
+        session.joined.close_listener()
+        most_files = session.joined.open_files
         if options.exec:
             watch.leave_job()
             become(
@@ -224,7 +224,7 @@ class Rounds(NamedTuple):
                 cpus=bound[watch.ranks[0]],
             )
         if not self.settings.detects:
-            report.ended(job, None)
+            report.ended(session, None)
         read_by = LAUNCHERS[self.placement.launcher].read_by
         if "tensorflow" in (options.framework, *read_by):
             watch.only_serves_rank_0 = has_servers(environs[0])
@@ -254,11 +254,11 @@ class Rounds(NamedTuple):
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 
-    def _bound(self, job: Session, ranks: Sequence[int]) -> dict[int, Cpus]:
+    def _bound(self, session: Session, ranks: Sequence[int]) -> dict[int, Cpus]:
         """The CPUs to which each rank of this agent is to be bound; empty: as this process is."""
         if self.ranks:
             return dict(zip(ranks, self.launch.bound_here(self.ranks), strict=True))
-        return {ranks[0]: self.launch.bound(job.placement)}
+        return {ranks[0]: self.launch.bound(session.placement)}
 
     def _commands(
         self,
@@ -290,14 +290,13 @@ class Rounds(NamedTuple):
         return commands
 
     def _environ_for_rank(
-        self, job: Session, watch: ThreadAgent, bound: Mapping[int, Cpus], rank: int
+        self, session: Session, watch: ThreadAgent, bound: Mapping[int, Cpus], rank: int
     ) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 
-        session = job
         base = dict(self.launch.environ)
         if self.ranks:
-            session, base = _session_and_environ_for_rank(job, rank, base)
+            session, base = _session_and_environ_for_rank(session, rank, base)
         base |= session.shared_variables(base)
         placement = session.placement
         is_torchruns = LAUNCHERS[placement.launcher].serves_master_port
@@ -327,17 +326,21 @@ def _ignore(_: Event) -> None:
 
 
 def _session_and_environ_for_rank(
-    job: Session, rank: int, base: Mapping[str, str]
+    session: Session, rank: int, base: Mapping[str, str]
 ) -> tuple[Session, dict[str, str]]:
     """The session of a rank of this node, after the nodes have met, and the environment for it."""
-    assert job.membership is not None
-    numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
+    assert session.membership is not None
+    numbers = {
+        "rank": rank,
+        "world_size": session.membership.world_size,
+        **session.membership.place(rank),
+    }
     environ = export.base_environ(base)
     for name, field in zip(RANK, NUMBERS, strict=True):
         environ[name] = str(numbers[field])
     address = {
-        "MASTER_ADDR": str(job.placement.master_addr),
-        "MASTER_PORT": str(job.placement.master_port),
+        "MASTER_ADDR": str(session.placement.master_addr),
+        "MASTER_PORT": str(session.placement.master_port),
     }
     placement = detect({**environ, **address}, launcher=WRAPPER)
-    return job.of_rank(placement), environ
+    return session.of_rank(placement), environ
