@@ -138,15 +138,15 @@ def _refuse_no_name(argument: str, value: object) -> None:
     )
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start a framework, on all ranks together."""
     files = FILES[options.framework]
     module = _module(files.start)
-    context: Context = module.start(job, exported, options)
+    context: Context = module.start(session, exported, options)
     return context
 
 
-def exports(name: str, job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(name: str, session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that an unmodified script of a framework reads, besides those of torch.
 
     `name` is that of `--framework`.
@@ -154,10 +154,10 @@ def exports(name: str, job: Session, environ: Mapping[str, str]) -> dict[str, st
     of_file: Callable[[Session, Mapping[str, str]], dict[str, str]]
     module = _module(WRAPPER_FILES[name])
     of_file = getattr(module, "exports", lambda *_: {})
-    return of_file(job, environ)
+    return of_file(session, environ)
 
 
-def preload(options: Options, job: Session) -> None:
+def preload(options: Options, session: Session) -> None:
     """Import torch, while the ranks meet, for frameworks that are built on it.
 
     If the import fails, all ranks hear of it later: a second import may fail in another way.
@@ -169,7 +169,7 @@ def preload(options: Options, job: Session) -> None:
     try:
         _base.imported("torch")
     except DistbootError as error:
-        job.problem = error
+        session.problem = error
 
 
 def on_cpu(options: Options) -> bool:

@@ -72,9 +72,9 @@ def _not_importable(module: str, install: str, error: Exception) -> DistbootErro
     )
 
 
-def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
+def export(session: Session, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
     """Export this rank's place, and `others`, which only the one framework reads."""
-    placement = job.placement
+    placement = session.placement
     before = exported.environ_before()
     # A wrapper around this process serves this rank until the end, also for the next `init`
     met = inherited.about(placement, before).met
@@ -91,7 +91,7 @@ def raised_as(code: str, problem: str, hint: str, *kinds: type[Exception]) -> It
 
 
 @contextmanager
-def within_join_timeout(job: Session, late: str) -> Iterator[None]:
+def within_join_timeout(session: Session, late: str) -> Iterator[None]:
     """End this process if the block takes longer than the join timeout: nothing else ends C code.
 
     Only for code that releases Python's lock while it waits; `deadline` is for other code. `late`
@@ -99,16 +99,16 @@ def within_join_timeout(job: Session, late: str) -> Iterator[None]:
     """
     error = DistbootError(
         "join-timeout",
-        f"{late} within {job.join_timeout:g} s, although all ranks were ready to",
+        f"{late} within {session.join_timeout:g} s, although all ranks were ready to",
         "look at the output of the other ranks; or for a firewall between the hosts",
-    ).of(job.placement.who)
+    ).of(session.placement.who)
 
     def end() -> None:
         os.write(2, printed(error).encode())
         crash_hooks.emit_error(first_line(error))
         os._exit(error.exit_code)
 
-    timer = threading.Timer(job.join_timeout, end)
+    timer = threading.Timer(session.join_timeout, end)
     timer.daemon = True
     timer.start()
     try:
@@ -119,7 +119,7 @@ def within_join_timeout(job: Session, late: str) -> Iterator[None]:
 
 
 def context(
-    job: Session,
+    session: Session,
     exported: EnvTransaction,
     options: Options,
     *,
@@ -136,46 +136,46 @@ def context(
     hints.install()
     workers.install_at_start()
     crash_hooks.install_below_wrapper()
-    placement = job.placement
-    if job.link is not None and placement.rank == 0:
-        job.link.keep()
+    placement = session.placement
+    if session.link is not None and placement.rank == 0:
+        session.link.keep()
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 
     def leave_group() -> None:
         leave()
-        job.leave()
+        session.leave()
         # A process that this one starts from now on may take the rank's place
         exported.write({inherited.VARIABLE: after})
 
     return Context(
         framework=options.framework,
         **{name: getattr(placement, name) for name in FIELDS},
-        hosts=job.hosts,
+        hosts=session.hosts,
         **fields,
-        _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_TIMEOUT),
-        _wait_for=job.wait_for,
-        _refuse_fork=job.refuse_fork,
+        _barrier=barrier or partial(session.wait_for, BARRIER, options.timeout or _BARRIER_TIMEOUT),
+        _wait_for=session.wait_for,
+        _refuse_fork=session.refuse_fork,
         _leave_group=leave_group,
         _is_up=is_up,
-        _preemption=Preemption(job.link, placement.who),
+        _preemption=Preemption(session.link, placement.who),
     )
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start no framework: export, once all ranks joined, a MASTER_PORT that is free."""
     offer = None
     # Under torchrun MASTER_PORT is that of its own store, which torch will use
-    is_torchrun = LAUNCHERS[job.placement.launcher].serves_master_port
-    if job.placement.rank == 0 and not is_torchrun and job.store_address is not None:
+    is_torchrun = LAUNCHERS[session.placement.launcher].serves_master_port
+    if session.placement.rank == 0 and not is_torchrun and session.store_address is not None:
         offer = str(free_port())
-    job.ready(lambda: (True, Ready(offer=offer)))
-    if 0 in job.offers:
-        job.placement = job.placement.with_fields(
+    session.ready(lambda: (True, Ready(offer=offer)))
+    if 0 in session.offers:
+        session.placement = session.placement.with_fields(
             "free on the host of rank 0, for what the script starts",
-            {"master_port": int(job.offers[0])},
+            {"master_port": int(session.offers[0])},
         )
-    export(job, exported)
-    return context(job, exported, options)
+    export(session, exported)
+    return context(session, exported, options)
 
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

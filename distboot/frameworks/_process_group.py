@@ -43,7 +43,7 @@ class _Prepared(NamedTuple):
 
 
 def start(
-    job: Session,
+    session: Session,
     exported: EnvTransaction,
     options: Options,
     *,
@@ -57,9 +57,9 @@ def start(
     the group on this backend, and returns the function that ends the group, if that is not torch's
     own. `others` are the variables that it reads.
     """
-    placement = job.placement
+    placement = session.placement
     before = exported.environ_before()
-    exported.write({**variables(placement, before), **network.variables(job.interface, before)})
+    exported.write({**variables(placement, before), **network.variables(session.interface, before)})
 
     def step() -> tuple[_Prepared, Ready]:
         torch = _import()
@@ -69,17 +69,17 @@ def start(
         device = set_device(torch, device_type, placement, before)
         return _Prepared(torch, user, backend, device), Ready(device_id(torch, device))
 
-    prepared = job.ready(step)
+    prepared = session.ready(step)
     others = {**others, **_torch.torchelastic_variables(placement, before)}
     if prepared.device.type == "xpu":
         others |= _torch.oneccl_variables(placement, before)
-    export(job, exported, others)
-    _start_group(prepared.torch, job, prepared.backend, options.timeout)
-    group = _Group(prepared, job)
+    export(session, exported, others)
+    _start_group(prepared.torch, session, prepared.backend, options.timeout)
+    group = _Group(prepared, session)
     try:
         group.destroy = adopt(prepared.user, prepared.backend) or group.destroy
         result = context(
-            job,
+            session,
             exported,
             options,
             barrier=group.barrier,
@@ -101,8 +101,8 @@ def start(
 class _Group:
     """torch's default process group, as this `init` has started it."""
 
-    def __init__(self, prepared: _Prepared, job: Session) -> None:
-        self._job = job
+    def __init__(self, prepared: _Prepared, session: Session) -> None:
+        self._session = session
         self._dist = prepared.torch.distributed
         # A reference proper would keep Gloo's threads alive
         self._world = weakref.ref(self._dist.group.WORLD)
@@ -117,12 +117,12 @@ class _Group:
         return bool(self._dist.is_initialized() and self._world() is self._dist.group.WORLD)
 
     def leave(self) -> None:
-        self._job.arrive = None  # it has the store
+        self._session.arrive = None  # it has the store
         if self.is_up():
             end_group(self._dist, self.destroy)
 
 
-def _start_group(torch: Any, job: Session, backend: str, timeout: float | None) -> None:
+def _start_group(torch: Any, session: Session, backend: str, timeout: float | None) -> None:
     """Start the default process group where the ranks have met, or leave nothing behind.
 
     The store is not returned: torch 2.2 keeps the frames in which it was imported, with the
@@ -131,7 +131,7 @@ def _start_group(torch: Any, job: Session, backend: str, timeout: float | None) 
     limit = None
     if timeout is not None:
         limit = timedelta(seconds=timeout)
-    store = _store(torch, job)
+    store = _store(torch, session)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
     problem = f"torch could not start {short_repr(backend)}"
     hint = (
@@ -140,20 +140,20 @@ def _start_group(torch: Any, job: Session, backend: str, timeout: float | None) 
     )
     known = raised_as("process-group-failed", problem, hint, RuntimeError)
     try:
-        with known, within_join_timeout(job, "torch's process group did not start"):
+        with known, within_join_timeout(session, "torch's process group did not start"):
             torch.distributed.init_process_group(
                 backend,
                 store=torch.distributed.PrefixStore("default_pg", store),
-                rank=job.placement.rank,
-                world_size=job.placement.world_size,
+                rank=session.placement.rank,
+                world_size=session.placement.world_size,
                 timeout=limit,
             )
     except BaseException:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         raise
-    if job.membership is None:
-        job.arrive = partial(_arrive, store, job.placement.who)
+    if session.membership is None:
+        session.arrive = partial(_arrive, store, session.placement.who)
 
 
 def _arrive(store: Any, who: str | None, message: Arrive) -> None:
@@ -179,14 +179,14 @@ def _arrive(store: Any, who: str | None, message: Arrive) -> None:
         raise leader_failed(message.key, _LEADER, failure)
 
 
-def _store(torch: Any, job: Session) -> Any:
+def _store(torch: Any, session: Session) -> Any:
     """The store of the process group: at the socket where the ranks met, else the one of env://."""
-    placement = job.placement
+    placement = session.placement
     address = (str(placement.master_addr), placement.master_port or 0)
-    connect: Callable[[], Any] = partial(_store_of_env, job)
-    if job.store_address is not None:
-        address = job.store_address
-        connect = partial(_store_at, torch, job, address)
+    connect: Callable[[], Any] = partial(_store_of_env, session)
+    if session.store_address is not None:
+        address = session.store_address
+        connect = partial(_store_at, torch, session, address)
     problem = f"could not connect to torch's TCPStore at {format_address(*address)}"
     hint = (
         "look for a rank that ended early or never started (its own output says why), or for a "
@@ -197,17 +197,17 @@ def _store(torch: Any, job: Session) -> Any:
         # torch waits for ever for a listener that never answers, whatever its timeout. Its own
         # timeout, where it has one, has the better message.
         late = "what listens there does not answer as torch's TCPStore"
-        return result_within(job.join_timeout + 2.0, "distboot-store", connect, late)
+        return result_within(session.join_timeout + 2.0, "distboot-store", connect, late)
 
 
-def _store_of_env(job: Session) -> Any:
+def _store_of_env(session: Session) -> Any:
     from torch.distributed.rendezvous import rendezvous
 
-    return next(rendezvous("env://", timeout=timedelta(seconds=job.join_timeout)))[0]
+    return next(rendezvous("env://", timeout=timedelta(seconds=session.join_timeout)))[0]
 
 
-def _store_at(torch: Any, job: Session, address: tuple[str, int]) -> Any:
-    listener = job.take_listener()
+def _store_at(torch: Any, session: Session, address: tuple[str, int]) -> Any:
+    listener = session.take_listener()
     served: dict[str, Any] = {}
     if listener is not None:
         # The store takes over the socket, so no other process can take the port in between
@@ -218,7 +218,7 @@ def _store_at(torch: Any, job: Session, address: tuple[str, int]) -> Any:
     return torch.distributed.TCPStore(
         *address,
         is_master=listener is not None,
-        timeout=timedelta(seconds=job.join_timeout),
+        timeout=timedelta(seconds=session.join_timeout),
         wait_for_workers=False,
         **served,
     )

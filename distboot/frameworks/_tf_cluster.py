@@ -35,11 +35,11 @@ _GIVEN = "given "  # begins the offer of a rank that has a TF_CONFIG of its own
 class Cluster:
     """TensorFlow's cluster as one rank sees it. It has all addresses once it is `completed`."""
 
-    def __init__(self, job: Session, environ: Mapping[str, str]) -> None:
+    def __init__(self, session: Session, environ: Mapping[str, str]) -> None:
         bare, _ = inherited.restored(environ)
-        self._session = job
+        self._session = session
         self.is_given = VARIABLE in bare
-        self.is_alone = job.placement.world_size == 1
+        self.is_alone = session.placement.world_size == 1
         # The task types of all ranks; then type and index of this rank's task
         self.kinds: list[str] = []
         self.kind = WORKER
@@ -48,7 +48,7 @@ class Cluster:
         self.addresses: dict[str, list[str]] = {}
         self.offer: str | None = None  # what the other ranks need to know of this one
         if self.is_given:
-            self._use(_given(bare, job.placement))
+            self._use(_given(bare, session.placement))
         else:
             self._make_workers()
 

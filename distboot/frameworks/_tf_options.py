@@ -63,7 +63,7 @@ def _communicates(options: Options) -> bool:
     return (options.backend, options.timeout) != (None, None)
 
 
-def refuse_job(cluster: Cluster, job: Session, options: Options) -> None:
+def refuse_job(cluster: Cluster, session: Session, options: Options) -> None:
     """Refuse a strategy that this job cannot have."""
     strategy = options.strategy
     if strategy in (MIRRORED, DEFAULT) and not cluster.is_alone:
@@ -74,21 +74,21 @@ def refuse_job(cluster: Cluster, job: Session, options: Options) -> None:
             f"leave strategy= out to have {MULTI_WORKER!r}, or start one process",
         )
     if strategy == PARAMETER_SERVER:
-        _refuse_servers(cluster, job, options)
+        _refuse_servers(cluster, session, options)
     elif cluster.has_servers:
         if strategy is not None:
             raise _unused_servers(f"strategy={short_repr(strategy)} does not use them")
-        _refuse_servers(cluster, job, options)
+        _refuse_servers(cluster, session, options)
 
 
-def _refuse_servers(cluster: Cluster, job: Session, options: Options) -> None:
+def _refuse_servers(cluster: Cluster, session: Session, options: Options) -> None:
     """Refuse a job with parameter servers that cannot work."""
     if _communicates(options):
         raise _unused_servers(f"backend= and timeout= are for strategy={MULTI_WORKER!r}")
     if cluster.kind == EVALUATOR:
         return
     refuse_missing_tasks(cluster.kinds)
-    if job.membership is None:
+    if session.membership is None:
         raise rendezvous_needed("with parameter servers the chief tells the others when it ends")
 
 

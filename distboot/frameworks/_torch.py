@@ -179,9 +179,9 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
     }
 
 
-def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a rank that has met the others."""
-    return exports_of(job.placement, environ)
+    return exports_of(session.placement, environ)
 
 
 def exports_of(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

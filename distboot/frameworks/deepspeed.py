@@ -28,14 +28,14 @@ def on_cpu(options: Options) -> bool:
     return _torch.on_cpu(_with_backend(options))
 
 
-def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of DeepSpeed's launcher that DeepSpeed reads, and what would disturb it.
 
     Its parallel checkpoint writer reads the number of this node and of all nodes. Not LOCAL_SIZE:
     on CPUs DeepSpeed then allocates 66 MB of shared memory per rank, more than Docker's default of
     64 MB, and never removes it.
     """
-    placement = job.placement
+    placement = session.placement
     bare, _ = inherited.restored(environ)
     needed = {
         "CROSS_RANK": str(placement.node_rank),
@@ -43,19 +43,19 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if _MPIRUNS_LOCAL_RANK in bare:
         needed[_MPIRUNS_LOCAL_RANK] = str(variables(placement, environ)["LOCAL_RANK"])
-    needed |= _torch.exports(job, environ)
+    needed |= _torch.exports(session, environ)
     return {name: value for name, value in needed.items() if bare.get(name) != value}
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start torch's process group, and let DeepSpeed use it."""
     return _process_group.start(
-        job,
+        session,
         exported,
         _with_backend(options),
         prepare=partial(imported, "deepspeed"),
         adopt=_adopt,
-        others=exports(job, exported.environ_before()),
+        others=exports(session, exported.environ_before()),
     )
 
 

@@ -45,34 +45,36 @@ def on_cpu(_: Options) -> bool:
     return False
 
 
-def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for `hvd.init()` of an unmodified script; on Gloo rank 0's wrapper serves."""
-    if job.placement.world_size == 1:
+    if session.placement.world_size == 1:
         return {}
     bare, _ = inherited.restored(environ)
 
     def step() -> tuple[str, Ready]:
         build = Build(mpi=False, gloo=True)
-        if may_use_mpi(job.placement, bare):
-            build = _build.asked(job.join_timeout)
-        kind = controller(build, job.placement, bare)
-        return kind, Ready(offer=_offer(kind, job, ExitStack()))  # the server ends with the wrapper
+        if may_use_mpi(session.placement, bare):
+            build = _build.asked(session.join_timeout)
+        kind = controller(build, session.placement, bare)
+        return kind, Ready(
+            offer=_offer(kind, session, ExitStack())
+        )  # the server ends with the wrapper
 
-    return _exports(job.ready(step), job, bare)
+    return _exports(session.ready(step), session, bare)
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start Horovod, and compare its numbers with those of the rendezvous."""
     before = exported.environ_before()
     bare, _ = inherited.restored(before)
-    exported.write(network.variables(job.interface, before))
+    exported.write(network.variables(session.interface, before))
     exported.write(_build.keras_variables(options.framework, before))
     with ExitStack() as undo:
-        prepared = job.ready(partial(_prepare, job, options, before, undo))
-        others = _exports(prepared.kind, job, bare, options.timeout)
+        prepared = session.ready(partial(_prepare, session, options, before, undo))
+        others = _exports(prepared.kind, session, bare, options.timeout)
         # After the end the variables must not lead a process to this job
         undo.callback(exported.write, {name: before.get(name) for name in others})
-        export(job, exported, others)
+        export(session, exported, others)
         hvd = prepared.hvd
         undo.callback(hvd.shutdown)
         known = raised_as(
@@ -83,12 +85,12 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
             RuntimeError,
         )
         # On MPI Horovod has no time limit, and on Gloo it aborts without naming a rank
-        with within_join_timeout(job, "Horovod did not start"), known:
+        with within_join_timeout(session, "Horovod did not start"), known:
             hvd.init()
-        _compare(prepared, job)
+        _compare(prepared, session)
         leave = undo.pop_all().close
     return context(
-        job,
+        session,
         exported,
         options,
         leave=leave,
@@ -99,13 +101,13 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
 
 
 def _prepare(
-    job: Session, options: Options, environ: Mapping[str, str], undo: ExitStack
+    session: Session, options: Options, environ: Mapping[str, str], undo: ExitStack
 ) -> tuple[_Prepared, Ready]:
     """Import Horovod, choose MPI or Gloo and the device; rank 0 serves until `undo`."""
     bare, _ = inherited.restored(environ)
     hvd = _build.load(options.framework)
     build = _build.of_module(hvd)
-    kind = controller(build, job.placement, bare, options.backend)
+    kind = controller(build, session.placement, bare, options.backend)
     if _build.mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
         raise DistbootError(
             "already-initialized",
@@ -114,12 +116,12 @@ def _prepare(
             "keep the context open until the script ends",
         )
     if options.timeout is not None:
-        _refuse_timeout(kind, job, options.timeout)
+        _refuse_timeout(kind, session, options.timeout)
     device = None
     device_id = None
     if options.framework == "horovod.torch":
-        device, device_id = _build.set_own_device(hvd, job.placement, environ)
-    offer = _offer(kind, job, undo)
+        device, device_id = _build.set_own_device(hvd, session.placement, environ)
+    offer = _offer(kind, session, undo)
     return _Prepared(hvd, build, kind, device), Ready(device_id, offer)
 
 
@@ -128,52 +130,52 @@ def _is_configured(placement: Placement) -> bool:
     return LAUNCHERS[placement.launcher].configures_horovod
 
 
-def _refuse_timeout(kind: str, job: Session, timeout: float) -> None:
+def _refuse_timeout(kind: str, session: Session, timeout: float) -> None:
     if kind == "mpi":
         problem = f"timeout={timeout:g}, and MPI has none for its operations"
-    elif _is_configured(job.placement):
+    elif _is_configured(session.placement):
         problem = f"timeout={timeout:g}, and horovodrun has set its own"
     else:
         return
     raise DistbootError("usage", problem, "leave timeout= out")
 
 
-def _offer(kind: str, job: Session, undo: ExitStack) -> str:
+def _offer(kind: str, session: Session, undo: ExitStack) -> str:
     """What this rank offers to the others: "mpi", "gloo", or "gloo 10.0.0.1:61234" with a server.
 
     The server runs until `undo`.
     """
-    placement = job.placement
+    placement = session.placement
     if kind != "gloo" or placement.world_size == 1 or _is_configured(placement):
         return kind
-    if job.membership is None:
+    if session.membership is None:
         raise rendezvous_needed(
             "so no rank can learn where rank 0 runs Horovod's rendezvous server"
         )
     if placement.rank != 0:
         return kind
-    return f"{kind} {_gloo.serve_rendezvous(job, undo)}"
+    return f"{kind} {_gloo.serve_rendezvous(session, undo)}"
 
 
 def _exports(
-    kind: str, job: Session, bare: Mapping[str, str], timeout: float | None = None
+    kind: str, session: Session, bare: Mapping[str, str], timeout: float | None = None
 ) -> dict[str, str]:
     """The variables for Horovod, now that every rank has offered what it will use."""
-    _refuse_different(kind, job)
-    if _is_configured(job.placement):
+    _refuse_different(kind, session)
+    if _is_configured(session.placement):
         return {}
     if kind == "gloo":
-        return _gloo.variables(job, bare, timeout)
+        return _gloo.variables(session, bare, timeout)
     if bare.get("HOROVOD_CONTROLLER"):
         return {}
     return {"HOROVOD_CONTROLLER": "mpi"}
 
 
-def _refuse_different(kind: str, job: Session) -> None:
+def _refuse_different(kind: str, session: Session) -> None:
     """Refuse ranks of which some would use MPI and some Gloo."""
     same = []
     different = []
-    for rank, offer in sorted(job.offers.items()):
+    for rank, offer in sorted(session.offers.items()):
         if offer.partition(" ")[0] == kind:
             same.append(rank)
         else:
@@ -188,9 +190,9 @@ def _refuse_different(kind: str, job: Session) -> None:
         )
 
 
-def _compare(prepared: _Prepared, job: Session) -> None:
+def _compare(prepared: _Prepared, session: Session) -> None:
     """Refuse a Horovod with other numbers than the job's: most likely it is a world of its own."""
-    expected = _gloo.numbers(job)
+    expected = _gloo.numbers(session)
     if prepared.kind == "mpi":
         # On MPI Horovod has local ranks in the order of ranks, whatever those of the launcher are
         expected = {name: expected[name] for name in ("rank", "size", "local_size")}
@@ -202,15 +204,15 @@ def _compare(prepared: _Prepared, job: Session) -> None:
     why, hint = first_that_holds(
         ((prepared.kind, found["size"]) == ("mpi", 1), (alone, f"{SAME_MPI}; or {use_gloo}")),
         (
-            _is_configured(job.placement),
+            _is_configured(session.placement),
             (", as horovodrun has told it", "name each host once in horovodrun's -H"),
         ),
         (True, ("", use_gloo)),
     )
     raise DistbootError(
         "rank-mismatch",
-        f"launcher {job.placement.launcher!r} says that this is {_describe(expected)}, and Horovod "
-        f"that it is {_describe(found)}{why}",
+        f"launcher {session.placement.launcher!r} says that this is {_describe(expected)}, "
+        f"and Horovod that it is {_describe(found)}{why}",
         f"{hint}. {prepared.build.describe()}",
     )
 

@@ -63,12 +63,12 @@ def on_cpu(_: Options) -> bool:
     return bool(jax.config.jax_platforms == "cpu")
 
 
-def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for scripts and for `jax.distributed.initialize()` without arguments.
 
     None for a process that is alone: JAX itself may find in its environment that there are others.
     """
-    placement = job.placement
+    placement = session.placement
     bare, _ = inherited.restored(environ)
     if placement.world_size == 1:
         return {}
@@ -81,8 +81,8 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
         _keep_given(numbers, bare)
         return _devices(placement, environ), Ready()
 
-    address = format_address(str(placement.master_addr), _port(job))
-    devices = job.ready(step)
+    address = format_address(str(placement.master_addr), _port(session))
+    devices = session.ready(step)
     found = {
         _ADDRESS: bare.get(_ADDRESS, address),
         **numbers,
@@ -125,27 +125,27 @@ def _as_openmpi(placement: Placement, environ: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in numbers.items() if name not in environ}
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start JAX's coordinator in rank 0, and connect all ranks to it."""
     before = exported.environ_before()
-    prepared = job.ready(partial(_prepare, job, options, before))
+    prepared = session.ready(partial(_prepare, session, options, before))
     jax = prepared.jax
-    host, port = _coordinator(job)
-    export(job, exported, past_proxies(before, [host]))
-    _initialize(prepared, job, format_address(host, port))
+    host, port = _coordinator(session)
+    export(session, exported, past_proxies(before, [host]))
+    _initialize(prepared, session, format_address(host, port))
     shutdown = jax.distributed.shutdown
 
     def shut_down() -> None:
         # While an exception propagates on rank 0 the others may wait for it in vain. Whether it
         # ends the script is decided at exit.
         is_failing = sys.exc_info()[0] is not None
-        if job.placement.rank != 0 or not is_failing:
-            _wait_for_others(jax, job.placement)
+        if session.placement.rank != 0 or not is_failing:
+            _wait_for_others(jax, session.placement)
             shutdown()
 
     jax.distributed.shutdown = shut_down  # the script may call it, too
     abandon = partial(_abandon, jax)
-    well = partial(_wait_for_others, jax, job.placement)
+    well = partial(_wait_for_others, jax, session.placement)
     at_end(well=well, exited=abandon, failed=abandon)
 
     def leave() -> None:
@@ -153,12 +153,14 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
         if jax.distributed.is_initialized():
             shut_down()
 
-    return context(job, exported, options, leave=leave, is_up=jax.distributed.is_initialized)
+    return context(session, exported, options, leave=leave, is_up=jax.distributed.is_initialized)
 
 
-def _prepare(job: Session, options: Options, environ: Mapping[str, str]) -> tuple[_Prepared, Ready]:
+def _prepare(
+    session: Session, options: Options, environ: Mapping[str, str]
+) -> tuple[_Prepared, Ready]:
     """Import JAX and choose this rank's devices. Rank 0 offers a free port."""
-    placement = job.placement
+    placement = session.placement
     jax = _import(options)
     devices = None
     if not on_cpu(options):
@@ -173,15 +175,15 @@ def _prepare(job: Session, options: Options, environ: Mapping[str, str]) -> tupl
     return _Prepared(jax, devices), Ready(device, offer)
 
 
-def _coordinator(job: Session) -> tuple[str, int]:
+def _coordinator(session: Session) -> tuple[str, int]:
     """Where rank 0 runs JAX's coordinator."""
-    if job.store_address is None:
-        host = str(job.placement.master_addr)
-        port = _port(job)
+    if session.store_address is None:
+        host = str(session.placement.master_addr)
+        port = _port(session)
     else:
-        host = job.store_address[0]
-        port = int(job.offers[0])
-    if job.placement.num_nodes == 1:
+        host = session.store_address[0]
+        port = int(session.offers[0])
+    if session.placement.num_nodes == 1:
         return _LOOPBACK, port  # whatever MASTER_ADDR is
     return host, port
 
@@ -217,9 +219,9 @@ def _used(problem: str) -> DistbootError:
     )
 
 
-def _initialize(prepared: _Prepared, job: Session, address: str) -> None:
+def _initialize(prepared: _Prepared, session: Session, address: str) -> None:
     jax = prepared.jax
-    placement = job.placement
+    placement = session.placement
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
         # It would handle SIGTERM as a notice for the script, and the signal would end no rank
         jax.config.update("jax_enable_preemption_service", False)
@@ -233,7 +235,7 @@ def _initialize(prepared: _Prepared, job: Session, address: str) -> None:
         "look at the output of the other ranks; or for a firewall between the hosts",
         RuntimeError,
     )
-    with known, within_join_timeout(job, f"JAX did not find all ranks at {address}"):
+    with known, within_join_timeout(session, f"JAX did not find all ranks at {address}"):
         jax.distributed.initialize(
             address,
             placement.world_size,
@@ -241,18 +243,18 @@ def _initialize(prepared: _Prepared, job: Session, address: str) -> None:
             prepared.devices,
             cluster_detection_method="deactivate",
             # Longer than the join timeout, whose error names the rank
-            initialization_timeout=max(round(job.join_timeout), 1) + 5,
+            initialization_timeout=max(round(session.join_timeout), 1) + 5,
             coordinator_bind_address=bind_address,
             # Otherwise ranks wait for each other when they leave, and abort after 300 s
             shutdown_timeout_seconds=0,
         )
 
 
-def _port(job: Session) -> int:
+def _port(session: Session) -> int:
     """A port where rank 0 can serve without telling the other ranks."""
-    placement = job.placement
-    if job.store_address is not None:
-        return job.store_address[1]  # the wrapper leaves it to its script
+    placement = session.placement
+    if session.store_address is not None:
+        return session.store_address[1]  # the wrapper leaves it to its script
     if not LAUNCHERS[placement.launcher].serves_master_port:
         return int(placement.master_port or 0)
     if placement.world_size == 1:

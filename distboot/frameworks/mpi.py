@@ -35,21 +35,21 @@ _REMEDY = (
 )
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start MPI, unless it has been started, and split its world."""
-    placement = job.placement
+    placement = session.placement
 
     def step() -> tuple[Any, Ready]:
         _refuse_launcher(placement)
         imported("mpi4py")
         return loaded(), Ready()
 
-    library = job.ready(step)
+    library = session.ready(step)
     remedy = "look for a rank that did not reach init(), and at what MPI itself says"
-    with _started(placement, library, job.join_timeout, "MPI did not start", remedy) as world:
+    with _started(placement, library, session.join_timeout, "MPI did not start", remedy) as world:
         comm = world.Dup()
         local_comm = world.Split(placement.node_rank, placement.local_rank)
-    export(job, exported)
+    export(session, exported)
 
     def is_up() -> bool:
         return not library.Is_finalized()
@@ -60,7 +60,7 @@ def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
             comm.Free()
 
     return context(
-        job,
+        session,
         exported,
         options,
         barrier=comm.Barrier,

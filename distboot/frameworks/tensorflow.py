@@ -67,13 +67,13 @@ def on_cpu(options: Options) -> bool:
     return has_servers(bare)
 
 
-def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """The TF_CONFIG for a script that creates a MultiWorkerMirroredStrategy; a given one stays."""
-    if job.placement.world_size == 1:
+    if session.placement.world_size == 1:
         return {}
 
     def step() -> tuple[Cluster, Ready]:
-        cluster = Cluster(job, environ)
+        cluster = Cluster(session, environ)
         if cluster.has_servers:
             refuse_missing_tasks(cluster.kinds)
         if not cluster.is_given:
@@ -83,46 +83,46 @@ def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
             port.detach()
         return cluster, Ready(offer=cluster.offer)
 
-    return job.ready(step).completed().exports(environ)
+    return session.ready(step).completed().exports(environ)
 
 
-def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
+def start(session: Session, exported: EnvTransaction, options: Options) -> Context:
     """Create the strategy; or serve, and end with the chief."""
     before = exported.environ_before()
     with ExitStack() as ports:
-        prepared = job.ready(partial(_prepare, job, options, before, ports))
+        prepared = session.ready(partial(_prepare, session, options, before, ports))
         cluster = prepared.cluster
-        export(job, exported, cluster.completed().exports(before))
+        export(session, exported, cluster.completed().exports(before))
         if cluster.kind == EVALUATOR or cluster.has_servers:
-            job.arrive = lambda _: None  # other ranks do not run the script
+            session.arrive = lambda _: None  # other ranks do not run the script
         if cluster.has_servers and cluster.kind not in (CHIEF, EVALUATOR):
-            _serve(prepared, job)
+            _serve(prepared, session)
         fields: dict[str, Any] = {
             "task_type": cluster.kind,
             "task_id": cluster.index,
-            "strategy": _strategy(prepared, job, options),
+            "strategy": _strategy(prepared, session, options),
         }
         if cluster.has_servers and cluster.kind == CHIEF:
-            dismiss = partial(_dismiss, job)
+            dismiss = partial(_dismiss, session)
             fields["leave"] = dismiss
             at_end(well=dismiss)  # after an exception failure detection ends the other tasks
-        return context(job, exported, options, **fields)
+        return context(session, exported, options, **fields)
 
 
 def _prepare(
-    job: Session, options: Options, environ: Mapping[str, str], ports: ExitStack
+    session: Session, options: Options, environ: Mapping[str, str], ports: ExitStack
 ) -> tuple[_Prepared, Ready]:
     """Import TensorFlow, choose this rank's GPUs, and hold its port in `ports`."""
     refuse_options(options, inherited.restored(environ)[0])
-    cluster = Cluster(job, environ)
-    refuse_job(cluster, job, options)
+    cluster = Cluster(session, environ)
+    refuse_job(cluster, session, options)
     port = cluster.hold_port()
     if port is not None:
         ports.enter_context(port)
     tf = imported("tensorflow")
     if not cluster.is_alone:
         refuse_used(tf)
-    gpus = own_gpus(tf, job, cluster, environ)
+    gpus = own_gpus(tf, session, cluster, environ)
     if (options.backend or "").lower() == "nccl" and not gpus:
         # TensorFlow uses something else, and says so in one line of many
         raise DistbootError(
@@ -133,7 +133,7 @@ def _prepare(
     return _Prepared(tf, cluster, gpus), Ready(offer=cluster.offer)
 
 
-def _strategy(prepared: _Prepared, job: Session, options: Options) -> Any:
+def _strategy(prepared: _Prepared, session: Session, options: Options) -> Any:
     """The strategy of a rank that runs the script."""
     distribute = prepared.tf.distribute
     chosen = options.strategy or _suitable(prepared)
@@ -141,7 +141,7 @@ def _strategy(prepared: _Prepared, job: Session, options: Options) -> Any:
         return distribute.get_strategy()
     if chosen == PARAMETER_SERVER:
         resolver = distribute.cluster_resolver.TFConfigClusterResolver()
-        with _starting("ParameterServerStrategy"), _in_time(job):
+        with _starting("ParameterServerStrategy"), _in_time(session):
             return distribute.ParameterServerStrategy(resolver)
     if chosen == MIRRORED:
         with _starting("MirroredStrategy"):
@@ -151,7 +151,7 @@ def _strategy(prepared: _Prepared, job: Session, options: Options) -> Any:
         timeout_seconds=options.timeout,
         implementation=distribute.experimental.CommunicationImplementation[implementation],
     )
-    with _starting("MultiWorkerMirroredStrategy"), _in_time(job), _sigterm_restored():
+    with _starting("MultiWorkerMirroredStrategy"), _in_time(session), _sigterm_restored():
         return distribute.MultiWorkerMirroredStrategy(communication_options=communication)
 
 
@@ -166,15 +166,15 @@ def _suitable(prepared: _Prepared) -> str:
 
 
 @contextmanager
-def _in_time(job: Session) -> Iterator[None]:
+def _in_time(session: Session) -> Iterator[None]:
     """Limit the time for TensorFlow's tasks to connect: it would wait an hour, or for ever."""
-    limit = job.join_timeout
+    limit = session.join_timeout
     too_late = DistbootError(
         "join-timeout",
         f"TensorFlow's tasks did not find each other within {limit:g} s",
         "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall "
         "between the hosts",
-    ).of(job.placement.who)
+    ).of(session.placement.who)
     with deadline(limit, too_late, say=crash_hooks.emit_error_for_parent):
         yield
 
@@ -195,14 +195,14 @@ def _sigterm_restored() -> Iterator[None]:
         libc.sigaction(signal.SIGTERM, action, None)
 
 
-def _dismiss(job: Session) -> None:
+def _dismiss(session: Session) -> None:
     """Let the tasks end that serve the chief, unless that was done."""
-    assert job.link is not None
+    assert session.link is not None
     with suppress(DistbootError):  # the agent has ended, or a task has waited longer than a day
-        job.link.arrive(Arrive(_CHIEF_DONE, 0.0, leads=True))
+        session.link.arrive(Arrive(_CHIEF_DONE, 0.0, leads=True))
 
 
-def _serve(prepared: _Prepared, job: Session) -> NoReturn:
+def _serve(prepared: _Prepared, session: Session) -> NoReturn:
     """Serve as a worker or a parameter server until the chief ends, then end this process."""
     tf, cluster, gpus = prepared
     devices = {}
@@ -216,14 +216,14 @@ def _serve(prepared: _Prepared, job: Session) -> NoReturn:
             spec, job_name=cluster.kind, task_index=cluster.index, config=config
         )
     try:
-        _wait_for_chief(job)
+        _wait_for_chief(session)
     except DistbootError:
-        _chief_is_lost(job)
+        _chief_is_lost(session)
     del server  # it served until here
     raise SystemExit(0)
 
 
-def _chief_is_lost(job: Session) -> None:
+def _chief_is_lost(session: Session) -> None:
     """The chief has ended without dismissing this task: failure detection says why."""
     problem = "rank 0, the chief, exited without reporting"
     if not supervision_settings(os.environ).detects:
@@ -233,16 +233,16 @@ def _chief_is_lost(job: Session) -> None:
             "look at its output; failure detection, which is off, would know whether it has failed",
         ) from None
     time.sleep(_VERDICT)
-    log_line(job.placement.who, f"{problem}, and so this task ends, too")
+    log_line(session.placement.who, f"{problem}, and so this task ends, too")
 
 
-def _wait_for_chief(job: Session) -> None:
+def _wait_for_chief(session: Session) -> None:
     """Wait until the chief dismisses this task; `DistbootError`: it has ended without that."""
-    assert job.link is not None
+    assert session.link is not None
     while True:
         start = time.monotonic()
         try:
-            return job.link.arrive(Arrive(_CHIEF_DONE, _WAIT))
+            return session.link.arrive(Arrive(_CHIEF_DONE, _WAIT))
         except DistbootError:
             if time.monotonic() < start + _WAIT:
                 raise
@@ -257,27 +257,27 @@ def _starting(what: str) -> AbstractContextManager[None]:
     return raised_as("strategy-failed", problem, hint, errors.OpError, RuntimeError, ValueError)
 
 
-def own_gpus(tf: Any, job: Session, cluster: Cluster, environ: Mapping[str, str]) -> list[int]:
+def own_gpus(tf: Any, session: Session, cluster: Cluster, environ: Mapping[str, str]) -> list[int]:
     """Choose and show this rank's GPUs: all of its node, or one if several ranks there use some."""
     found = tf.config.list_physical_devices("GPU")
     if not found or cluster.is_alone:
         return list(range(len(found)))
-    own = _gpus_among(len(found), job, cluster, environ)
+    own = _gpus_among(len(found), session, cluster, environ)
     if len(own) < len(found):
         tf.config.set_visible_devices([found[index] for index in own], "GPU")
     return own
 
 
 def _gpus_among(
-    count: int, job: Session, cluster: Cluster, environ: Mapping[str, str]
+    count: int, session: Session, cluster: Cluster, environ: Mapping[str, str]
 ) -> list[int]:
     """The indexes of this rank's GPUs among the visible ones of its node."""
     idle: tuple[str, ...] = ()
     if cluster.has_servers:
         # A chief of parameter servers does not compute, and a ps has its variables on the CPU
         idle = (CHIEF, PS)
-    users = [rank for rank in _ranks_of_node(job) if cluster.kinds[rank] not in idle]
-    rank = job.placement.rank
+    users = [rank for rank in _ranks_of_node(session) if cluster.kinds[rank] not in idle]
+    rank = session.placement.rank
     if rank not in users:
         return []
     if len(users) == 1:
@@ -293,10 +293,10 @@ def _gpus_among(
     return [index]
 
 
-def _ranks_of_node(job: Session) -> list[int]:
+def _ranks_of_node(session: Session) -> list[int]:
     """The ranks of this node, in the order of local ranks."""
-    placement = job.placement
-    membership = job.membership
+    placement = session.placement
+    membership = session.membership
     if membership is not None:
         return list(membership.nodes[membership.node_of()[placement.rank]])
     # The rendezvous is off. The numbers are those of TF_CONFIG, or of a launcher that numbers
