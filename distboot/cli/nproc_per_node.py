@@ -50,7 +50,7 @@ def _refuse_unless_alone_on_node(
     is_number = _ABOVE_1.fullmatch(local_count) is not None
     if is_number:
         many = f"{local_count} processes"
-    raise _several(options, placement, f"{many} on this one")
+    raise _several_error(options, placement, f"{many} on this one")
 
 
 def _refuse_unless_alone_elsewhere(options: SimpleNamespace, placement: Placement) -> None:
@@ -58,10 +58,10 @@ def _refuse_unless_alone_elsewhere(options: SimpleNamespace, placement: Placemen
     nodes = placement.num_nodes
     if nodes is None or nodes == placement.world_size:
         return
-    raise _several(options, placement, f"{placement.world_size} processes on {nodes} nodes")
+    raise _several_error(options, placement, f"{placement.world_size} processes on {nodes} nodes")
 
 
-def _several(options: SimpleNamespace, placement: Placement, started: str) -> DistbootError:
+def _several_error(options: SimpleNamespace, placement: Placement, started: str) -> DistbootError:
     """The error for nodes on which the launcher has started several processes."""
     problem = "--nproc-per-node needs one process per node"
     if options.one_per_node_by:

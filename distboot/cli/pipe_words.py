@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FILE = pattern(r"(?:[^/]*=)?(/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+)")
 
 
-def pipe_read_twice(target: Target, ranks: int) -> DistbootError | None:
+def pipe_error(target: Target, ranks: int) -> DistbootError | None:
     """The error if a command reads a pipe that starts several times: in each rank, or again."""
     pipe = _read_once(target)
     if not pipe:

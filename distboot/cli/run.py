@@ -207,7 +207,7 @@ def _run_node(launch: Launch, placement: Placement) -> int:
     with with_rank(placement.who):
         bound_cpus.warn_of_node(placement)
         launch.warn_of_unused(with_ranks(placement, ranks))
-        problem = launch.target.missing() or _why_not_bound(launch, ranks)
+        problem = launch.target.missing() or _binding_error(launch, ranks)
         if problem is None and options.log_dir is not None:
             # The ranks, and so their log files, have no names yet
             from ..agent.logs import folder_problem
@@ -216,7 +216,7 @@ def _run_node(launch: Launch, placement: Placement) -> int:
         return _run_in_job(launch, export.require_master(placement), problem, ranks=ranks)
 
 
-def _why_not_bound(launch: Launch, ranks: int) -> DistbootError | None:
+def _binding_error(launch: Launch, ranks: int) -> DistbootError | None:
     """Why the ranks of this node cannot be bound to CPUs."""
     try:
         launch.bound_here(ranks)
@@ -243,9 +243,9 @@ def _run_in_job(
     restart_settings = launch.options.restarts
     starts_again = ranks > 1 or restart_settings.most > 0
     if starts_again:
-        from .pipe_words import pipe_read_twice
+        from .pipe_words import pipe_error
 
-        problem = problem or pipe_read_twice(launch.target, ranks)
+        problem = problem or pipe_error(launch.target, ranks)
     settings = _supervision(launch, placement, ranks)
     warn_of_signals(placement, settings.stop_signals)
     restarts = Restarts(

@@ -255,10 +255,10 @@ def _refuse_with_exec(options: SimpleNamespace) -> None:
         holds = f"--framework {options.framework}, for which the wrapper holds a port,"
         given.insert(0, holds)
     if given:
-        raise _not_with_exec(given[0])
+        raise _exec_error(given[0])
 
 
-def _not_with_exec(option: str) -> DistbootError:
+def _exec_error(option: str) -> DistbootError:
     return DistbootError(
         "usage",
         f"{option} {_WITH_EXEC}",
@@ -303,7 +303,7 @@ def _restarts_of(options: SimpleNamespace, environ: Mapping[str, str]) -> settin
         return found
     restarts = "--max-restarts (or DISTBOOT_MAX_RESTARTS)"
     if options.exec:
-        raise _not_with_exec(restarts)
+        raise _exec_error(restarts)
     if options.framework == "mpi":
         why = "its launcher lets each of its processes call MPI_Init once"
         problem = f"{restarts} cannot be used with MPI: {why}"

@@ -176,9 +176,9 @@ def target_of(given: list[str]) -> Target:
     python = [sys.executable, *_interpreter_options()]
     if first == "-m":
         _refuse_nothing_after(given, "module")
-        problem = _missing_module(given[1])
+        problem = _module_error(given[1])
         return Target([*python, *given], len(python) + 2, problem=problem)
-    problem = _unreadable(first)
+    problem = _script_error(first)
     target = Target([*python, *given], len(python) + 1, problem=problem)
     _refuse_shell_script(target)
     return target
@@ -195,9 +195,9 @@ def _refuse_nothing_after(given: list[str], what: str) -> None:
         )
 
 
-def _unreadable(script: str) -> DistbootError | None:
+def _script_error(script: str) -> DistbootError | None:
     if not os.path.exists(script):
-        return _no_script(script)
+        return _no_script_error(script)
     if os.access(script, os.R_OK):
         return None
     message = f"the script {short_repr(script)} is not readable"
@@ -220,7 +220,7 @@ def _refuse_shell_script(target: Target) -> None:
         )
 
 
-def _no_script(script: str) -> DistbootError:
+def _no_script_error(script: str) -> DistbootError:
     where = ""
     if not os.path.isabs(script):
         where = f" in {_working_directory()}"
@@ -254,7 +254,7 @@ def _file_of_module(name: str) -> str:
     from .module_lookup import file_of_module  # here, as most run a script
 
     found = ""
-    with suppress(KeyError, ValueError):  # see `_missing_module`; an invalid name
+    with suppress(KeyError, ValueError):  # see `_module_error`; an invalid name
         found = file_of_module(name)
     path = name.replace(".", os.sep)
     # Else below the working directory, where `python -m` looks first
@@ -262,7 +262,7 @@ def _file_of_module(name: str) -> str:
     return next(filter(os.path.isfile, ways), "")
 
 
-def _missing_module(name: str) -> DistbootError | None:
+def _module_error(name: str) -> DistbootError | None:
     """The error for a module that this Python does not find, for which it would exit with 1."""
     from .module_lookup import missing_part  # here, as most run a script
 

@@ -212,7 +212,7 @@ def refuse_different(options: SimpleNamespace, placement: Placement) -> None:
     if wanted in (None, placement.world_size):
         return
     if placement.world_size == 1:
-        raise _unnumbered(wanted)
+        raise _unnumbered_error(wanted)
     nodes = f"--nnodes {wanted}"
     if options.standalone:
         nodes = "--standalone is for one node"
@@ -268,7 +268,7 @@ def refuse_unnumbered(options: SimpleNamespace, error: DistbootError) -> None:
     """Explain an error of detection where the nodes were counted, and not numbered."""
     wanted = _count(options)
     if wanted not in (None, 1) and error.code == "not-alone":
-        raise _unnumbered(wanted) from None
+        raise _unnumbered_error(wanted) from None
 
 
 def explained(options: SimpleNamespace, error: DistbootError) -> DistbootError:
@@ -328,7 +328,7 @@ def _how_to_number(options: SimpleNamespace) -> str:
     )
 
 
-def _unnumbered(nodes: int | None) -> DistbootError:
+def _unnumbered_error(nodes: int | None) -> DistbootError:
     return DistbootError(
         "usage",
         f"--nnodes {nodes}, but --node-rank is missing, and no launcher numbers the nodes",

@@ -42,13 +42,13 @@ def imported(module: str, install: str = "") -> Any:
     try:
         return import_module(module)
     except Exception as error:  # noqa: BLE001 - packages that do not fit each other raise anything
-        raise _not_importable(module, install, error) from None
+        raise _import_error(module, install, error) from None
     finally:
         if collects:
             gc.enable()
 
 
-def _not_importable(module: str, install: str, error: Exception) -> DistbootError:
+def _import_error(module: str, install: str, error: Exception) -> DistbootError:
     package = module.partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return DistbootError(

@@ -101,7 +101,7 @@ def _fits_mpi(build: Build, placement: Placement, conflict: str | None) -> bool:
 def _refuse_mpi(build: Build, placement: Placement, conflict: str | None, wish: _Wish) -> None:
     """Refuse MPI, which the user asks for, where it is not available."""
     if not build.mpi:
-        raise _lacks(
+        raise _build_error(
             "MPI",
             "HOROVOD_WITH_MPI",
             f"{wish.source} asks for it",
@@ -142,7 +142,7 @@ def _refuse_gloo(
         )
     source = wish.source or f"launcher {placement.launcher!r} without MPI"
     if not build.gloo:
-        raise _lacks(
+        raise _build_error(
             "Gloo",
             "HOROVOD_WITH_GLOO",
             f"{source} needs it",
@@ -157,7 +157,7 @@ def _refuse_gloo(
         )
 
 
-def _lacks(what: str, flag: str, why: str) -> DistbootError:
+def _build_error(what: str, flag: str, why: str) -> DistbootError:
     return DistbootError(
         "backend-not-available",
         f"this Horovod was built without {what} ({flag}=1), and {why}",

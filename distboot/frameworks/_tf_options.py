@@ -77,14 +77,14 @@ def refuse_job(cluster: Cluster, session: Session, options: Options) -> None:
         _refuse_servers(cluster, session, options)
     elif cluster.has_servers:
         if strategy is not None:
-            raise _unused_servers(f"strategy={short_repr(strategy)} does not use them")
+            raise _unused_servers_error(f"strategy={short_repr(strategy)} does not use them")
         _refuse_servers(cluster, session, options)
 
 
 def _refuse_servers(cluster: Cluster, session: Session, options: Options) -> None:
     """Refuse a job with parameter servers that cannot work."""
     if _communicates(options):
-        raise _unused_servers(f"backend= and timeout= are for strategy={MULTI_WORKER!r}")
+        raise _unused_servers_error(f"backend= and timeout= are for strategy={MULTI_WORKER!r}")
     if cluster.kind == EVALUATOR:
         return
     refuse_missing_tasks(cluster.kinds)
@@ -92,7 +92,7 @@ def _refuse_servers(cluster: Cluster, session: Session, options: Options) -> Non
         raise rendezvous_needed("with parameter servers the chief tells the others when it ends")
 
 
-def _unused_servers(why: str) -> DistbootError:
+def _unused_servers_error(why: str) -> DistbootError:
     return DistbootError(
         "usage",
         f"TF_CONFIG has parameter servers, and {why}",

@@ -204,13 +204,13 @@ def _import(options: Options) -> Any:
         problem = f"JAX {jax.__version__} is older than 0.9"
         raise DistbootError("framework-not-installed", problem, _INSTALL)
     if jax.distributed.is_initialized():
-        raise _used("JAX has been started already")
+        raise _used_error("JAX has been started already")
     if xla_bridge.backends_are_initialized():
-        raise _used("JAX has taken its devices already")
+        raise _used_error("JAX has taken its devices already")
     return jax
 
 
-def _used(problem: str) -> DistbootError:
+def _used_error(problem: str) -> DistbootError:
     return DistbootError(
         "already-initialized",
         problem,
