@@ -103,7 +103,7 @@ def install(pipe: int, *, term: bool = False) -> None:
     atexit.register(_at_exit)
     # Else the script uses it, or a library in C, of which Python does not know
     has_handler = signal.getsignal(signal.SIGURG) != signal.SIG_DFL
-    is_used = any((has_handler, is_caught(signal.SIGURG)))
+    is_used = has_handler or is_caught(signal.SIGURG)
     if _stacks != _NO_PIPE or not is_used:
         with suppress(OSError):  # no file is left
             _show_stacks()
