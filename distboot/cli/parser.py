@@ -56,12 +56,12 @@ class Parser(argparse.ArgumentParser):
                 form = {"metavar": metavar}
             add(*names.split(","), help=text, **form, **more.get(names, {}))
 
-    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+    def split(self, argv: list[str]) -> tuple[list[str], list[str]]:
         """The options of this command, and what follows: a target with its arguments."""
         own = []
         index = 0
-        while index < len(words):
-            word = words[index]
+        while index < len(argv):
+            word = argv[index]
             if begins_target(word):
                 break
             option = self._with_dashes(word)
@@ -69,9 +69,9 @@ class Parser(argparse.ArgumentParser):
             index += 1
             action = self._option_string_actions.get(option)
             if action is not None and action.nargs is None:
-                own += words[index : index + 1]  # its value
+                own += argv[index : index + 1]  # its value
                 index += 1
-        self._target = words[index:]
+        self._target = argv[index:]
         return own, self._target
 
     def _with_dashes(self, word: str) -> str:

@@ -151,23 +151,23 @@ def run_parser() -> Parser:
     return parser
 
 
-def parse(words: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNamespace, list[str]]:
+def parse(argv: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNamespace, list[str]]:
     """The options of `run`, and the target with its arguments.
 
     Options that the ranks read, too, are copied into `environ`; what is for this wrapper alone is
     removed from it.
     """
-    has_no_options = bool(words) and begins_target(words[0])
+    has_no_options = bool(argv) and begins_target(argv[0])
     if has_no_options:
         # Without argparse
         options = SimpleNamespace(**default_values("\n".join((_DETECTS, *_OPTIONS)), _MORE))
-        target = list(words)
+        target = list(argv)
     else:
-        options, target = _parsed(words, environ)
+        options, target = _parsed(argv, environ)
     if target[:1] == ["--module"]:
         target[0] = "-m"
     if _is_flag(target):
-        options, target = _parsed_with_flag(words, target, environ)
+        options, target = _parsed_with_flag(argv, target, environ)
     drops_separator = torchrun_options.has_any(options)
     for_ranks = {
         "DISTBOOT_SHARE_ENV": options.share_env,
@@ -205,10 +205,10 @@ def _nproc_per_node(options: SimpleNamespace, environ: Mapping[str, str]) -> str
 
 
 def _parsed_with_flag(
-    words: list[str], target: list[str], environ: MutableMapping[str, str]
+    argv: list[str], target: list[str], environ: MutableMapping[str, str]
 ) -> tuple[SimpleNamespace, list[str]]:
     """Options and target of a command such as `torchrun -m --nproc-per-node 8 module`."""
-    before = words[: len(words) - len(target)]
+    before = argv[: len(argv) - len(target)]
     options, module = _parsed([*before, *target[1:]], environ)
     if module[:1] in (["--"], ["-m"]):
         module = module[1:]
@@ -223,11 +223,11 @@ def _is_flag(target: Sequence[str]) -> bool:
 
 
 def _parsed(
-    words: list[str], environ: MutableMapping[str, str]
+    argv: list[str], environ: MutableMapping[str, str]
 ) -> tuple[SimpleNamespace, list[str]]:
     """The options that are given, and what follows them."""
     parser = run_parser()
-    own, target = parser.split(words)
+    own, target = parser.split(argv)
     # In the environment, for the command too; at once, for errors in the other options
     log_format = _value_of("--log-format", own)
     if log_format == "json":
@@ -235,11 +235,11 @@ def _parsed(
     return parser.parse_args(own, SimpleNamespace()), target
 
 
-def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """The last value of an option in words that argparse has not checked yet."""
+def _value_of(option: str, argv: Sequence[str]) -> str | None:
+    """The last value of an option on a command line that argparse has not checked yet."""
     found = None
     previous = ""
-    for word in words:
+    for word in argv:
         name, equals, value = word.partition("=")
         if previous == option:
             found = word
