@@ -13,7 +13,7 @@ from ..base.errors import DistbootError, with_rank
 from ..base.settings import share_env_setting
 from ..base.text import first_line
 from ..detection.order import LAUNCHERS
-from ..detection.placement import LEFT_OPEN, Placement
+from ..detection.placement import OPTIONAL_NUMBERS, Placement
 from ..rendezvous.events import ALL_READY, IMPORTED, EventLog, clock_time, own_clock
 from ..rendezvous.membership import JoinResult, Membership
 from ..rendezvous.messages import (
@@ -286,7 +286,7 @@ def alone(placement: Placement, join_timeout: float) -> Session:
 
     `rendezvous-needed`: the environment alone does not prove every field.
     """
-    unknown = [field for field in LEFT_OPEN if getattr(placement, field) is None]
+    unknown = [field for field in OPTIONAL_NUMBERS if getattr(placement, field) is None]
     if unknown:
         missing = ", ".join(unknown)
         launcher = placement.launcher

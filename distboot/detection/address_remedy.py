@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 _ADDRESS = "MASTER_ADDR"
 _PORT = "MASTER_PORT"
 _SET_HOST = "set MASTER_ADDR to the host of rank 0"
-# By what is wrong: what to do, and what to clear where the launcher can do without
+# By what is wrong: what to do, and what to unset where the launcher can do without
 _REMEDIES = {
     (_ADDRESS,): (_SET_HOST, "it"),
     (_PORT,): ("set MASTER_PORT to a free port on the host of rank 0", "it"),
@@ -26,5 +26,5 @@ def address_remedy(problems: Sequence[str], can_do_without: Mapping[str, bool]) 
             wrong.append(name)
     hint, pronoun = _REMEDIES[tuple(wrong)]
     if all(can_do_without[name] for name in wrong):
-        return f"{hint}, or clear {pronoun}"
+        return f"{hint}, or unset {pronoun}"
     return hint

@@ -37,7 +37,7 @@ def conflict(
     world_size: int,
     variables: str,
     *,
-    can_be_named: bool = True,  # whether the other one can, without clearing any variable
+    can_be_named: bool = True,  # whether the other one can, without unsetting any variable
 ) -> DistbootError:
     """The error for another launcher with other numbers; one of both has left these variables."""
     own = placement.launcher
@@ -45,11 +45,11 @@ def conflict(
     hint = (
         "name the launcher that started this process, the innermost one: "
         f"DISTBOOT_LAUNCHER={own} or DISTBOOT_LAUNCHER={other}; "
-        f"or clear {variables} if left over from a shell or an image"
+        f"or unset {variables} if left over from a shell or an image"
     )
     if not can_be_named:
         hint = (
-            f"clear {variables} if left over from a shell or an image; "
+            f"unset {variables} if left over from a shell or an image; "
             f"or DISTBOOT_LAUNCHER={own} if this is {numbers}"
         )
     return DistbootError(

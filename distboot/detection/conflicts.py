@@ -80,7 +80,8 @@ def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
     """Refuse a process that is also a task of a step other than that of the daemons."""
     placement = claim.placement
     same = _may_be_daemons(placement, step.tasks, step.nodes)
-    if (step.rank, step.tasks) == (placement.rank, placement.world_size):
+    own = (placement.rank, placement.world_size)
+    if (step.rank, step.tasks) == own:
         known = {step.local_rank, str(placement.local_rank)} - {"", "None"}
         same = len(known) < 2
     if same:
@@ -96,11 +97,11 @@ def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
 
 def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
     """Whether so many tasks can be a launcher's daemons: one a node, on nodes without ranks too."""
-    most = tasks
-    if placement.world_size == 1:
-        most = 1  # srun was more likely told to start more tasks
-    possible = min(tasks, most)
-    return nodes == tasks == possible
+    is_only_rank = placement.world_size == 1
+    are_several = tasks > 1
+    if is_only_rank and are_several:
+        return False  # srun was more likely told to start more tasks
+    return nodes == tasks
 
 
 def _refuse_other_nodes(claim: Claim) -> None:

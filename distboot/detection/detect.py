@@ -48,7 +48,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
             named.
     """
     if environ is None or environ is os.environ:
-        environ = dict(os.environ)  # each look at os.environ itself encodes a name
+        environ = dict(os.environ)  # os.environ encodes the name at each lookup; a dict does not
     environment = Environment.of(environ)
     option = "launcher"
     name = launcher

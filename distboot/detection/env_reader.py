@@ -108,11 +108,14 @@ class EnvReader:
             self._record(field, value, source)
 
     def put_own_port(self, source: str, port: int | None) -> None:
-        """Record the launcher's port at rank 0, unless MASTER_ADDR or MASTER_PORT differs from it."""
+        """Record the launcher's port at rank 0.
+
+        Not if MASTER_PORT is set, or MASTER_ADDR names a different host.
+        """
         self._own_port = port
         own_host, _ = self.own_address or (None, "")
-        given = (self.environ.get("MASTER_ADDR", own_host), self.environ.get("MASTER_PORT"))
-        if given == (own_host, None):
+        is_same_host = self.environ.get("MASTER_ADDR", own_host) == own_host
+        if is_same_host and "MASTER_PORT" not in self.environ:
             self.put(source, master_port=port)
 
     def _record(self, field: str, value: object, source: str) -> None:

@@ -1,6 +1,7 @@
-"""What distboot passes to scripts and frameworks: variables, and what alone writes `os.environ`.
+"""The variables that distboot exports to scripts and frameworks.
 
-Rank 0 has to have an address and a port by then, or an error says what to pass for this launcher.
+`require_master` refuses a job without an address or a port of rank 0 before that; its error names
+the option of this launcher that passes them. Only `EnvTransaction` writes to `os.environ`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def variables(
 
 
 def _fields(placement: Placement, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """RANK and its like."""
+    """The torch variables: RANK, WORLD_SIZE and the others of `VARIABLES`."""
     exports: dict[str, str | None] = {}
     for field, name in VARIABLES.items():
         value = getattr(placement, field)
@@ -156,7 +157,7 @@ def for_launcher(
 ) -> dict[str, str | None]:
     """The variables to set where the wrapper's command is a launcher of another job.
 
-    RANK and its like of this process would be wrong in all of them, and stay with launchers that
+    The torch variables of this process would be wrong in all of them, and stay with launchers that
     set no such names: so they are cleared, also those of a user; and so is what else the outer
     launcher has set for this process alone, as some inner ones read it, and none sets all of it.
     `together`: the launchers on all nodes start one job, which has these nodes.
@@ -180,14 +181,14 @@ def thread_variables(
     return cpus.variables(placement.local_world_size, without_ours, bound=bound)
 
 
-def require_master(placement: Placement, *, asks_mpi: bool = False) -> Placement:
+def require_master(placement: Placement, *, in_init: bool = False) -> Placement:
     """The placement, as detected, with address and port of rank 0.
 
-    `asks_mpi`: whether mpi4py would have told the address. Raises `no-master-addr` or
-    `no-master-port`.
+    `in_init`: the hint may name mpi4py, which init() asks for the address. Raises `no-master-addr`
+    or `no-master-port`.
     """
     if placement.master_addr is None:
-        raise _no_address(placement, asks_mpi=asks_mpi)
+        raise _no_address(placement, in_init=in_init)
     if placement.world_size == 1:
         if placement.sources.get("master_port") in VARIABLES.values():
             return placement
@@ -202,12 +203,12 @@ def require_master(placement: Placement, *, asks_mpi: bool = False) -> Placement
     return placement
 
 
-def _no_address(placement: Placement, *, asks_mpi: bool) -> DistbootError:
+def _no_address(placement: Placement, *, in_init: bool) -> DistbootError:
     how = _how_to_pass(placement, "MASTER_ADDR", "<host of rank 0>")
     hint = f"name the host of rank 0: {how}"
     if placement.master_port is None:
         hint += "; and a free port there as MASTER_PORT"
-    if asks_mpi and LAUNCHERS[placement.launcher].mpi == "yes":
+    if in_init and LAUNCHERS[placement.launcher].mpi == "yes":
         hint += "; or install mpi4py, which init() asks"
     return DistbootError(
         "no-master-addr",

@@ -2,7 +2,7 @@
 
 `detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no
 launcher numbers the process, that decides whether it is alone: `init`, the wrapper and all commands
-ask here.
+call `detect_here`, which looks the name up and binds a socket to the address.
 """
 
 from __future__ import annotations

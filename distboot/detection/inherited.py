@@ -37,7 +37,7 @@ _FLAGS = ("joined", "met", "launches")
 _COMPARED = ("launcher", *NUMBERS)
 _FIELDS = {name: field for field, name in VARIABLES.items()}
 _OF_FIELDS = _FIELDS.keys()
-_NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
+_NUMBERED = {"RANK", "WORLD_SIZE"}  # the variables with which a launcher numbers its processes
 
 
 def _list_of(one: str) -> str:
@@ -246,15 +246,15 @@ def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
 
 
 def after_close(text: str) -> str:
-    """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
+    """A value of `DISTBOOT_PLACEMENT` without `joined`, for after close()."""
     return _JOINED.sub("", text)
 
 
-def digest(job_id: str | None) -> str:
-    """Eight hex digits that stand for a job id; empty for None."""
-    if job_id is None:
+def digest(text: str | None) -> str:
+    """The CRC-32 of a text as eight hex digits; empty for None."""
+    if text is None:
         return ""
-    data = job_id.encode(errors="surrogatepass")
+    data = text.encode(errors="surrogatepass")
     number = zlib.crc32(data)
     return f"{number:08x}"
 

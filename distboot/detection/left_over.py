@@ -19,7 +19,7 @@ class LeftOver(NamedTuple):
     name: str
     started_by: str  # what sets it; reads well after "was set by"
     needed: tuple[str, ...] = ()  # rank and size of that launcher; none: no variable has them
-    harmless: str | None = None  # the value that a process has which is alone
+    harmless: str | None = None  # the value in a process that is alone
     in_shell: bool = False  # whether an interactive shell of Slurm may have it, too
 
 

@@ -50,7 +50,9 @@ class NodePlatform(NamedTuple):
     marks: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
     triggers: tuple[str, ...] = ()  # as in `Launcher`
     one_rank: bool = False  # whether one process uses all of a node
-    read: Callable[[EnvReader], None] | None = None  # reads all of it, where that is odd
+    read: Callable[[EnvReader], None] | None = (
+        None  # reads all of it, where some need special handling
+    )
     # The same as in `Launcher`; by default it claims nothing where it has one node
     claim: Callable[[Mapping[str, str]], bool] | None = None
     needed: AbstractSet[str] = frozenset()

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 NO_LAUNCHER = "single"  # the launcher of a process that none has started
 OFF = "none"  # what a user names for a process that is alone, whatever its environment has
-WRAPPER = "distboot"  # and of one that the wrapper of its node has started
+WRAPPER = "distboot"  # the launcher of a rank that the node's wrapper started
 
-# What counts something, and up to what.
+# The numeric fields, in the order of `Launcher.numbers`
 NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
-LEFT_OPEN = NUMBERS[2:]  # what the environment of one process need not say
+OPTIONAL_NUMBERS = NUMBERS[2:]  # may be None
 SIZES = {"rank": "world_size", "local_rank": "local_world_size", "node_rank": "num_nodes"}
 
 # The variables in which PyTorch, and whatever imitates it, expects the fields.

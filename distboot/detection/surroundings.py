@@ -1,6 +1,8 @@
-"""What only this host can add to the environment: the files, broker and host that its variables name.
+"""The tasks and hosts that an allocation reserves and a job leaves unused, for a warning.
 
-`detect` reads variables alone. `init`, the wrapper, `show` and `doctor` ask here, and nowhere else.
+`detect` reads variables alone. This module also reads the files that they name, and asks the broker
+of Flux; `allocation` decides. It compares the address of rank 0 with this host by `here`, which
+decides whether a process without a launcher is alone.
 """
 
 from __future__ import annotations

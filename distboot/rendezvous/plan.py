@@ -25,7 +25,7 @@ from ..base.version import __version__
 from ..detection import inherited
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.order import LAUNCHERS
-from ..detection.placement import LEFT_OPEN, Placement, names_one_job
+from ..detection.placement import OPTIONAL_NUMBERS, Placement, names_one_job
 from ..host import (
     FRAMEWORK,
     accelerators,
@@ -204,7 +204,7 @@ def _own_report(
         own = replace(own, problem=as_problem(problem))
     if part.ranks:
         # What an agent of a node knows of itself is not about its ranks.
-        unknown: dict[str, Any] = dict.fromkeys(LEFT_OPEN)
+        unknown: dict[str, Any] = dict.fromkeys(OPTIONAL_NUMBERS)
         own = replace(own, launcher="distboot", **unknown)
     return own
 

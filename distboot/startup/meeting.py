@@ -123,7 +123,7 @@ def _planned(call: Call) -> tuple[Call, Part]:
 
         placement, hosts = mpi.located(placement, call.join_timeout, used=is_mpi)
         part = part._replace(hosts=hosts)
-    placement = require_master(placement, asks_mpi=True)
+    placement = require_master(placement, in_init=True)
     return call._replace(placement=placement), part
 
 

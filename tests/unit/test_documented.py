@@ -141,6 +141,11 @@ def test_process_that_stands_for_a_node_is_recognized(
     )
 
 
+def test_port_of_kubeflow_is_enough() -> None:
+    refusal = refused({**TRAINJOB, "MASTER_PORT": "x"})
+    assert "set MASTER_PORT to a free port on the host of rank 0, or unset it" in str(refusal)
+
+
 def test_one_process_a_pod_is_a_rank() -> None:
     assert detect({**TRAINJOB, "PET_NPROC_PER_NODE": "1"}).node_level is None
     assert detect(PYTORCHJOB).launcher == "torch"

@@ -1,4 +1,4 @@
-"""What a launcher is: a record of all that is known of it, and a function for what is odd about it.
+"""What a launcher is: a record of its facts, and functions for what no field describes.
 
 Each launcher has a file here that is named after it, and in it a record with that name in capital
 letters: `openmpi` has `OPENMPI`. Platforms that only number nodes are rows of the table in
@@ -32,9 +32,12 @@ def always(_: object) -> bool:
     return True
 
 
-def is_several(index: str, count: str, environ: Mapping[str, str]) -> bool:
-    """Whether these variables do not have 0, or no index, and 1: that may be any process."""
-    return (environ.get(index, "0"), environ.get(count)) != ("0", "1")
+def has_peers(index: str, count: str, environ: Mapping[str, str]) -> bool:
+    """False for index 0 (or unset) of count 1, which any single process may have."""
+    is_first = environ.get(index, "0") == "0"
+    is_one = environ.get(count) == "1"
+    is_single = is_first and is_one
+    return not is_single
 
 
 class Step(NamedTuple):
@@ -111,7 +114,7 @@ class Launcher(NamedTuple):
     compared_with_signs: bool = False
 
     # -- What the rest of distboot needs
-    # What it sets for one process, besides RANK and its like; cleared for an inner launcher
+    # What it sets for one process, besides the torch variables; cleared for an inner launcher
     of_one_process: str = ""
     # Programs (binaries, scripts, modules of Python) one of which is above each process that it
     # starts, waits for it, and ends after it; none: there is no such program, or it is not known
@@ -158,7 +161,7 @@ class Launcher(NamedTuple):
         return all(checks) and self.claim(environ)
 
     def set_for_one_process(self, names: Iterable[str]) -> set[str]:
-        """Those of these variables that it sets for one process, besides RANK and its like."""
+        """Those of these variables that it sets for one process, besides the torch variables."""
         own = re.compile(self.of_one_process or "$")
         return set(filter(own.match, names))
 
@@ -170,7 +173,7 @@ class Launcher(NamedTuple):
 
 def of_platform(platform: NodePlatform) -> Launcher:
     """The launcher that a platform is for the processes that it starts."""
-    several_nodes = partial(is_several, platform.index_variable, platform.count_variable)
+    several_nodes = partial(has_peers, platform.index_variable, platform.count_variable)
     return Launcher(
         name=platform.name,
         title=platform.title,

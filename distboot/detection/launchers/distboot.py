@@ -11,7 +11,7 @@ from . import Launcher
 DISTBOOT = Launcher(
     name="distboot",
     title="python -m distboot --nproc-per-node",
-    source="captures of 0.1.0; distboot/cli/run.py",
+    source="captures of 0.1.0; distboot/cli/rounds.py",
     sample=(
         "DISTBOOT_RANK={rank} DISTBOOT_WORLD_SIZE={size} DISTBOOT_LOCAL_RANK={local} "
         "DISTBOOT_LOCAL_WORLD_SIZE={per_node} DISTBOOT_NODE_RANK={node} DISTBOOT_NUM_NODES={nodes}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..env_reader import EnvReader
-from . import Launcher, is_several
+from . import Launcher, has_peers
 
 _RANK = "JAX_PROCESS_ID"
 _SIZE = "JAX_NUM_PROCESSES"
@@ -30,7 +30,7 @@ JAX = Launcher(
         "JAX_COORDINATOR_ADDRESS=job-node-0-0.job:6666"
     ),
     markers=(_SIZE, _RANK),
-    claim=partial(is_several, _RANK, _SIZE),
+    claim=partial(has_peers, _RANK, _SIZE),
     numbers=(_RANK, _SIZE),
     more=_read,
     in_order=(),

@@ -6,7 +6,7 @@ from functools import partial
 
 from ..env_reader import EnvReader
 from ..parse import parse_port
-from . import Launcher, is_several
+from . import Launcher, has_peers
 
 _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
 
@@ -27,7 +27,7 @@ JAXJOB = Launcher(
     ),
     markers=_MARKERS,
     needed={*_MARKERS},
-    claim=partial(is_several, "PROCESS_ID", "NUM_PROCESSES"),
+    claim=partial(has_peers, "PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
     numbers=("PROCESS_ID", "NUM_PROCESSES"),
     more=_read,

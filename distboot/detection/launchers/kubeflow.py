@@ -87,8 +87,7 @@ def _locate_pod_0(reader: EnvReader) -> None:
         return
     reader.take_own_address(address)
     number = reader.parsed(port, parse_port)
-    if "MASTER_PORT" not in reader.environ:
-        reader.put(port, master_port=number)
+    reader.put_own_port(port, number)
 
 
 KUBEFLOW = NodePlatform(

@@ -1,4 +1,4 @@
-"""The platforms that number nodes, one record each, and a function for what is odd about one.
+"""The platforms that number nodes: one record each, and a function for special variables.
 
 Each starts one process on each node, which is to run one rank or several. The page of the reference
 about platforms is made from these records, and from those of the platforms that have a file of

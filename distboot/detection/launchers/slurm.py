@@ -21,24 +21,25 @@ from ..left_over import LeftOver
 from ..parse import expand_counts, expand_hosts
 from . import Launcher, Step, has_any
 
-_MARKERS = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 # The size of the step; and what srun sets to it, too, unless it was told to keep that of the job
 # (--preserve-env).
 _SIZE = "SLURM_STEP_NUM_TASKS"
 _SIZE_OF_JOB = "SLURM_NTASKS"
+_MARKERS = ("SLURM_STEP_ID", _SIZE)
 _NODE = "SLURM_NODEID"
+_NODES = "SLURM_STEP_NUM_NODES"
 _NEEDED = ("SLURM_PROCID", _SIZE)
 _PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _HOSTS = "SLURM_STEP_NODELIST"
 
 # srun sets the former for its tasks to what the latter say (env_array_for_step in Slurm's env.c).
 _SAME_IN_A_STEP = (
-    ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
+    ("SLURM_NNODES", _NODES),
     (_SIZE_OF_JOB, _SIZE),
     ("SLURM_TASKS_PER_NODE", _PER_NODE),
 )
 
-# Values of -m for which it does; empty is the default
+# Values of `srun -m` that fill the nodes in the order of ranks; empty: the default
 _IN_ORDER = pattern("block|cyclic|plane|$")
 
 # The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step
@@ -52,7 +53,7 @@ _BATCH_SCRIPT = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",
     "SLURM_CLUSTER_NAME",
-    "SLURM_NODEID",
+    _NODE,
     "SLURM_LOCALID",
     "SLURM_TASK_PID",
 )
@@ -119,7 +120,7 @@ def _hosts(reader: EnvReader) -> list[str]:
         return []
     count = len(hosts)
     if nodes not in (None, count):
-        expected = f"SLURM_STEP_NUM_NODES={nodes}"
+        expected = f"{_NODES}={nodes}"
         reader.reject(_HOSTS, f"does not name {expected} hosts")
     return hosts
 
@@ -196,7 +197,7 @@ def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> i
 def _check_index(reader: EnvReader, index: int | None, nodes: int | None) -> None:
     if index is None or nodes is None:
         return
-    size = f"SLURM_STEP_NUM_NODES={nodes}"
+    size = f"{_NODES}={nodes}"
     problem = f"{_NODE}={index} is not below {size}"
     if index >= nodes:
         reader.problems.append(problem)
@@ -215,7 +216,7 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
         size = reader.first(_SIZE, _SIZE_OF_JOB)
         reader.reject(_PER_NODE, f"does not add up to {size}={ranks}")
     if nodes not in (None, count):
-        expected = f"SLURM_STEP_NUM_NODES={nodes}"
+        expected = f"{_NODES}={nodes}"
         reader.reject(_PER_NODE, f"is not about {expected} nodes")
         return
     if own is None or own >= count:
@@ -276,7 +277,7 @@ def _check_pmi_rank(reader: EnvReader) -> None:
 def _step(environ: Mapping[str, str]) -> Step | None:
     rank = digits(environ.get("SLURM_PROCID", ""))
     tasks = digits(environ.get(_SIZE, ""))
-    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))
+    nodes = digits(environ.get(_NODES, "0"))
     local_rank = environ.get("SLURM_LOCALID", "")
     if rank is None or tasks is None or nodes is None:
         return None
@@ -350,7 +351,7 @@ SLURM = Launcher(
     markers=_MARKERS,
     claim=_claim,
     triggers=("SLURM_PROCID",),
-    numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", "", "", "SLURM_STEP_NUM_NODES"),
+    numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", "", "", _NODES),
     instead={_SIZE: _SIZE_OF_JOB},
     same={"PMI_SIZE": _SIZE},
     more=_read,
@@ -364,7 +365,7 @@ SLURM = Launcher(
         # The batch script has these, too.
         LeftOver("SLURM_GTIDS", "srun", _NEEDED, harmless="0", in_shell=True),
         LeftOver("SLURM_LOCALID", "srun", _NEEDED, harmless="0", in_shell=True),
-        LeftOver("SLURM_NODEID", "srun", _NEEDED, harmless="0", in_shell=True),
+        LeftOver(_NODE, "srun", _NEEDED, harmless="0", in_shell=True),
     ),
     programs=("slurmstepd",),
     mpi="maybe",

@@ -17,7 +17,7 @@ _MARKERS = (*_RANK_AND_SIZE, *_PLACE)
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    """Not with WORLD_SIZE=1 alone, which an image may have: it cannot be one of several."""
+    """False for WORLD_SIZE=1 alone: an image may set it, and the process has no peers."""
     there = [name for name in _MARKERS if name in environ]
     is_one = there == ["WORLD_SIZE"] and environ["WORLD_SIZE"].strip() == "1"
     return not is_one
@@ -26,7 +26,7 @@ def _claim(environ: Mapping[str, str]) -> bool:
 def _read(reader: EnvReader) -> None:
     there = [name for name in _MARKERS if name in reader.environ]
     reader.remedy = (
-        "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear "
+        "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or unset "
         f"{', '.join(there)} if left over"
     )
     reader.integers(*_RANK_AND_SIZE, *_PLACE, optional=_PLACE)

@@ -17,6 +17,7 @@ _WORKER = "TPU_WORKER_ID"
 _HOSTS = "TPU_WORKER_HOSTNAMES"
 _SLICES = "MEGASCALE_NUM_SLICES"
 _SLICE = "MEGASCALE_SLICE_ID"
+_COORDINATOR = "MEGASCALE_COORDINATOR_ADDRESS"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
@@ -47,7 +48,7 @@ def _read(reader: EnvReader) -> None:
     reader.put(_HOSTS, world_size=count, num_nodes=count)
     reader.own_address = (listed[0], f"first host of {_HOSTS}")
     if slices > 1:
-        reader.take_own_address("MEGASCALE_COORDINATOR_ADDRESS")
+        reader.take_own_address(_COORDINATOR)
     reader.port_seed = reader.own_address
 
 
@@ -68,12 +69,12 @@ TPU = NodePlatform(
     name="tpu",
     title="Cloud TPU slices of several hosts (GKE)",
     page="https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py",
-    index_variable="TPU_WORKER_ID",
+    index_variable=_WORKER,
     count_variable="",
-    marks=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
-    triggers=("MEGASCALE_NUM_SLICES",),
-    hosts="TPU_WORKER_HOSTNAMES",
-    also=("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
+    marks=(_WORKER, _HOSTS),
+    triggers=(_SLICES,),
+    hosts=_HOSTS,
+    also=(_SLICES, _SLICE, _COORDINATOR),
     one_rank=True,
     unless=("RANK", "LOCAL_RANK"),
     claim=_claim,
