@@ -147,9 +147,9 @@ def _current_or_new(
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
     frameworks.refuse(options)
     if launcher is not None:
-        from .detection.named import refuse_no_name  # here, as most scripts name none
+        from .detection.named import refuse_unless_text  # here, as most scripts name none
 
-        refuse_no_name(launcher, frameworks.HELP)
+        refuse_unless_text(launcher, frameworks.HELP)
     if type(pass_local_rank) not in (bool, type(None)):
         problem = f"pass_local_rank must be True, False or None, not {short_repr(pass_local_rank)}"
         raise DistbootError("usage", problem, frameworks.HELP)

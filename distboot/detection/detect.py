@@ -59,9 +59,9 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
         placement = _found(environment)
     else:
         # Here and below: most processes need only some of these
-        from .named import named, refuse_no_name
+        from .named import named, refuse_unless_text
 
-        refuse_no_name(name, "help(distboot.detect) says what each argument is")
+        refuse_unless_text(name, "help(distboot.detect) says what each argument is")
         option = f"{option}={short_repr(name)}"
         placement = named(environment, name, option)
     outer = environment.outer

@@ -422,16 +422,14 @@ class EnvReader:
         return "\n  ".join(lines)
 
     def _remedy(self) -> str:
-        from ..base.table import first_that_holds  # here, as few environments are broken
-
         if all(problem.startswith("MASTER_") for problem in self.problems):
             return self._address_remedy()
+        if self.remedy:
+            return self.remedy
+        if not self._missing:
+            return _REMEDY
         to_container = container_env_hint(*self._missing)
-        return first_that_holds(
-            (self.remedy != "", self.remedy),
-            (not self._missing, _REMEDY),
-            (True, f"to pass it to a container: {to_container}; else {_REMEDY}"),
-        )
+        return f"to pass it to a container: {to_container}; else {_REMEDY}"
 
     def _address_remedy(self) -> str:
         from .address_remedy import address_remedy  # here, as few environments are broken

@@ -36,7 +36,7 @@ def named(environment: Environment, name: str, option: str) -> Placement:
     ).of(UNKNOWN_RANK)
 
 
-def refuse_no_name(launcher: object, hint: str) -> None:
+def refuse_unless_text(launcher: object, hint: str) -> None:
     """Refuse an argument that is not a text."""
     if isinstance(launcher, str):
         return

@@ -42,7 +42,7 @@ def refuse_other_node(
 
 def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
     """The error for these signs of other processes."""
-    if all(sign.meaning is MALFORMED for sign in found):
+    if all(sign.meaning == MALFORMED for sign in found):
         return _malformed(found)
     claim = "no launcher numbers this process, and"
     if placement.has_launcher:

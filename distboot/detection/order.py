@@ -22,8 +22,8 @@ class Entry(NamedTuple):
     """A launcher in the order."""
 
     name: str  # of its record, in capital letters there
-    # Variables with which the file is loaded: what comes before their first "_", or whole names
-    # where that is a common word
+    # Variables with which the file is loaded: families (what comes before the first "_") and whole
+    # names, where the family is a common word
     variables: tuple[str, ...]
     file: str
 

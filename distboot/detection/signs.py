@@ -48,8 +48,9 @@ _NOUNS = (
     *("NODE", "WORKER", "TASK", "HOST", "MACHINE", "POD", "REPLICA", "INSTANCE", "PROCESS", "PROC"),
     *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK", "VM"),
 )
-_PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
-_SINGULARS = {"PROCESSES": "PROCESS"}  # those that do not just lose their S
+_PLURALS_IN_ES = {"PROCESS": "PROCESSES"}
+_PLURAL_NOUNS = tuple(_PLURALS_IN_ES.get(noun, f"{noun}S") for noun in _NOUNS)
+_SINGULARS = {plural: noun for noun, plural in _PLURALS_IN_ES.items()}
 # Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process
 # may have.
 _COUNTING_PLURALS = (
@@ -173,8 +174,7 @@ def signs(environ: Mapping[str, str]) -> list[Sign]:
         variables = sign.variables
         used.update(variables)
     for name in present:
-        is_used = name in used
-        if is_used:
+        if name in used:
             continue
         value = environ[name]
         own = _signs_of_one(name, value)
@@ -187,9 +187,7 @@ def _named(environ: Mapping[str, str]) -> list[str]:
     found = []
     for name in names(environ):
         upper = name.upper()
-        independent = _INDEPENDENT.match(upper)
-        is_sign = independent is None
-        if is_sign:
+        if _INDEPENDENT.match(upper) is None:
             found.append(name)
     return found
 
@@ -234,15 +232,16 @@ def other_nodes(
     families = {name.partition("_")[0] for name in own}
     present = _named(environ)
     for sign in _pairs(environ, present):
-        variable = sign.variables[0].upper()
-        index = _INDEX.fullmatch(variable)
+        variable, count = sign.variables
+        index = _INDEX.fullmatch(variable.upper())
         assert index is not None
         prefix = index["prefix"]
         family, _, _ = prefix.partition("_")
         is_compared = prefix != "" and family not in families
         if not is_compared:
             continue
-        of_processes = all((_is_of_node(index), counts_processes(sign.variables[1])))
+        is_of_node = _is_of_node(index)
+        of_processes = is_of_node and counts_processes(count)
         contradicts = _contradicts(index, sign.values, of_processes, placement)
         if contradicts:
             return sign
@@ -330,15 +329,19 @@ def _count_beside(index: re.Match[str], counts: Mapping[str, _Counts]) -> str | 
     beside = counts.get(prefix, with_noun)
     others = [name for name in beside.others[:1] if _may_count(index, name)]
     # That of the same things before any other, wherever it is in the environment
-    of_same = partial(_counts_others, index)
-    found = [*sorted(beside.with_noun, key=of_same), *others, None]
+    mismatch = partial(_mismatch, index)
+    found = [*sorted(beside.with_noun, key=mismatch), *others, None]
     return found[0]
 
 
-def _counts_others(index: re.Match[str], count: str) -> tuple[bool, bool]:
-    """Whether a count is not one of what the index numbers; and whether one of them is of nodes."""
-    is_same = _numbered(index) in _counted(count)
-    return not is_same, counts_processes(count) == _is_of_node(index)
+def _mismatch(index: re.Match[str], count: str) -> tuple[bool, bool]:
+    """How badly a count fits an index, as a key to sort by: the lowest one fits best.
+
+    First, whether it counts other things than the index numbers. Then, whether it counts processes
+    where the index is one of nodes, or the other way round.
+    """
+    counts_others = _numbered(index) not in _counted(count)
+    return counts_others, counts_processes(count) == _is_of_node(index)
 
 
 def _is_of_node(index: re.Match[str]) -> bool:
@@ -471,8 +474,8 @@ def _signs_of_one(name: str, value: str) -> list[Sign]:
     upper = name.upper()
     found: list[Sign] = []
     for kind in _KINDS_OF_ONE:
-        is_kind = kind.name.fullmatch(upper) is not None
-        if is_kind and kind.shows(value):
+        fits = kind.name.fullmatch(upper) is not None
+        if fits and kind.shows(value):
             sign = Sign((name,), (value,), kind.meaning)
             found.append(sign)
     return found[:1]

@@ -153,12 +153,13 @@ class Launcher(NamedTuple):
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by its variables."""
         names = environ.keys()
-        checks = (
-            not names.isdisjoint(self.markers + self.triggers),
-            names.isdisjoint(self.unless),
-            names >= self.needed,
-        )
-        return all(checks) and self.claim(environ)
+        asked_for = self.markers + self.triggers
+        if names.isdisjoint(asked_for):
+            return False
+        knows_less = not names.isdisjoint(self.unless)
+        if knows_less or not names >= self.needed:
+            return False
+        return self.claim(environ)
 
     def set_for_one_process(self, names: Iterable[str]) -> set[str]:
         """Those of these variables that it sets for one process, besides the torch variables."""

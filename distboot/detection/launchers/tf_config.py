@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...base.table import first_that_holds
 from ...base.text import counted, short_repr
 from ..env_reader import EnvReader
 from ..parse import is_loopback, parse_address
@@ -199,18 +198,13 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
 def _wrong_tasks(kind: str, addresses: object) -> str:
     """What is wrong with all tasks of a type; empty if nothing is."""
     shown = short_repr(kind)
-    return first_that_holds(
-        (
-            kind == "master",
-            "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it",
-        ),
-        (kind not in _KNOWN, f"TF_CONFIG has tasks of the unknown type {shown}"),
-        (
-            not isinstance(addresses, list),
-            f"TF_CONFIG's {shown} tasks are not a list of 'host:port'",
-        ),
-        (True, ""),
-    )
+    if kind == "master":
+        return "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it"
+    if kind not in _KNOWN:
+        return f"TF_CONFIG has tasks of the unknown type {shown}"
+    if not isinstance(addresses, list):
+        return f"TF_CONFIG's {shown} tasks are not a list of 'host:port'"
+    return ""
 
 
 def _task(kind: str, index: int, address: object) -> _Task:
