@@ -54,6 +54,6 @@ def conflict(
         )
     return DistbootError(
         "conflicting-launchers",
-        f"{own} says {numbers}, but {other} says rank {rank} of {world_size}",
+        f"{own} has {numbers}, but {other} has rank {rank} of {world_size}",
         hint,
     ).of(UNKNOWN_RANK)

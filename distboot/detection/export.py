@@ -254,7 +254,7 @@ def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
         if not backoff.sleep_or_expire(cause):
             raise DistbootError(
                 "unresolvable-address",
-                f"{placement.sources['master_addr']} says that rank 0 is at {host!r}, "
+                f"rank 0 is on {host!r} by {placement.sources['master_addr']}, "
                 f"which did not resolve in {join_timeout:g} s: {cause}",
                 "check the name, or give an address that this host can look up",
             )

@@ -112,7 +112,7 @@ def _notes_on(claim: Claim, name: str, ignored: str, theirs: EnvReader) -> list[
             ignored,
         )
     source = theirs.source("rank")
-    difference = f"says {placement.rank} where {source} says {rank}"
+    difference = f"has {placement.rank} where {source} has {rank}"
     return [f"{note}, and {difference}"]
 
 

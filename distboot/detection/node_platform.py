@@ -131,7 +131,7 @@ def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
     if name is None:
         return (
             f"{platform.index_variable} counts nodes, "
-            "and nothing says how many processes each is to run"
+            "and no variable has the number of processes per node"
         )
     from .env_reader import variable  # here, as few processes stand for a node
 

@@ -32,7 +32,7 @@ def refuse_other_node(
         typed = "<nodes>"
     raise DistbootError(
         "conflicting-launchers",
-        f"{name} says node {placement.rank} of {placement.world_size} "
+        f"{name} has node {placement.rank} of {placement.world_size} "
         f"({placement.sources['rank']}), but {index}={number} and {count}={nodes} disagree",
         f"DISTBOOT_LAUNCHER={name} if {index} and {count} are about something else; "
         f"if they are right, set NODE_RANK=${index} NUM_NODES={typed} DISTBOOT_LAUNCHER=nodes, "
@@ -47,8 +47,8 @@ def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
     claim = "no launcher numbers this process, and"
     if placement.has_launcher:
         source = placement.sources["rank"]
-        claim = f"launcher {placement.launcher!r} says rank 0 of 1 ({source}), but"
-    lines = [f"{claim} its environment says that there are others:", *map(str, found[:_MOST])]
+        claim = f"launcher {placement.launcher!r} has rank 0 of 1 ({source}), but"
+    lines = [f"{claim} its environment shows other processes:", *map(str, found[:_MOST])]
     if len(found) > _MOST:
         lines.append(f"and {len(found) - _MOST} more")
     error = DistbootError("not-alone", "\n  ".join(lines), _remedy(found, placement))

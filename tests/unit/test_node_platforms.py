@@ -238,15 +238,13 @@ def test_platforms_that_disagree_are_both_named() -> None:
     assert detect(_SKYPILOT | _LWS).launcher == "skypilot"
     refusal = refused(_SKYPILOT | _LWS | {"LWS_GROUP_SIZE": "3"})
     assert refusal.code == "conflicting-launchers"
-    assert "skypilot says rank 1 of 2 (SKYPILOT_NODE_RANK), but lws says rank 1 of 3" in str(
-        refusal
-    )
+    assert "skypilot has rank 1 of 2 (SKYPILOT_NODE_RANK), but lws has rank 1 of 3" in str(refusal)
     assert detect(_SKYPILOT | {"RANK": "9", "WORLD_SIZE": "16"}).rank == 9
     refusal = refused(_SKYPILOT | {"RANK": "0", "WORLD_SIZE": "1"})
-    assert "torch says rank 0 of 1 (RANK), but skypilot says rank 1 of 2" in refusal.message
+    assert "torch has rank 0 of 1 (RANK), but skypilot has rank 1 of 2" in refusal.message
     fewer = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "TPU_WORKER_ID": "1"}
     fewer["TPU_WORKER_HOSTNAMES"] = "a,b,c"
-    assert "jax says rank 0 of 2" in refused(fewer).message
+    assert "jax has rank 0 of 2" in refused(fewer).message
 
 
 def test_inner_launcher_wins_over_a_platform() -> None:

@@ -1,4 +1,4 @@
-"""A process is alone only where nothing in its environment says that there are others."""
+"""A process is alone only where nothing in its environment shows other processes."""
 
 import json
 from collections.abc import Mapping
@@ -273,7 +273,7 @@ SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}
 def test_platform_and_other_prefix_that_disagree_are_named(environ: dict[str, str]) -> None:
     refusal = _refusal({**SKYPILOT, **environ})
     assert refusal.code == "conflicting-launchers"
-    assert "skypilot says node 0 of 2 (SKYPILOT_NODE_RANK)" in refusal.message
+    assert "skypilot has node 0 of 2 (SKYPILOT_NODE_RANK)" in refusal.message
     for name, value in environ.items():
         assert f"{name}={value!r}" in refusal.message
     believed = detect({**SKYPILOT, **environ, "DISTBOOT_LAUNCHER": "skypilot"})
@@ -312,7 +312,7 @@ def test_rank_0_of_1_outweighs_no_signs() -> None:
     one = {"RANK": "0", "WORLD_SIZE": "1"}
     refusal = refused({**one, **UNKNOWN})
     assert refusal.code == "not-alone"
-    assert "launcher 'torch' says rank 0 of 1 (RANK)" in refusal.message
+    assert "launcher 'torch' has rank 0 of 1 (RANK)" in refusal.message
     assert "-u LOCAL_WORLD_SIZE NODE_RANK=$ACME_NODE_RANK" in refusal.hint
     refusal = refused({**one, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"})
     assert refusal.code == "conflicting-launchers"
@@ -391,7 +391,7 @@ def test_every_command_refuses_alike(
 def test_doctor_is_not_ready(distboot: Run, environ: dict[str, str]) -> None:
     result = distboot("doctor", env=environ)
     assert result.returncode == 78
-    assert "its environment says that there are others" in result.stdout
+    assert "its environment shows other processes" in result.stdout
 
 
 def test_init_refuses_and_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

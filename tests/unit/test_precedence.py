@@ -95,7 +95,7 @@ def test_plain_rank_of_same_size_is_noted() -> None:
     )
     assert (placement.launcher, placement.rank) == ("slurm", 3)
     assert any(
-        "RANK, WORLD_SIZE ignored: slurm owns the rank, and says 3" in note
+        "RANK, WORLD_SIZE ignored: slurm owns the rank, and has 3" in note
         for note in placement.notes
     )
 

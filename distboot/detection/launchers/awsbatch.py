@@ -32,7 +32,7 @@ def _read(reader: EnvReader) -> None:
     reader.put("AWS_BATCH_JOB_ID", job_id=job or None)
     if nodes != 1:
         reader.node_level = (
-            "AWS Batch counts nodes, and nothing says how many processes each is to run"
+            "AWS Batch counts nodes, and no variable has the number of processes per node"
         )
     if _MAIN_ADDRESS in reader.environ:
         reader.take_own_address(_MAIN_ADDRESS)

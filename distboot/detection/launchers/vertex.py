@@ -41,7 +41,7 @@ def _read(reader: EnvReader) -> None:
     reader.own_address = (nodes[0], f"workerpool0 of {_SPEC}")
     reader.port_seed = reader.own_address
     reader.node_level = (
-        f"{_SPEC} counts replicas, and nothing says how many processes each is to run"
+        f"{_SPEC} counts replicas, and no variable has the number of processes per node"
     )
 
 

@@ -46,7 +46,7 @@ def _read(reader: EnvReader) -> None:
     reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:
         reader.node_level = (
-            "Volcano's RANK counts pods, and nothing says how many processes each is to run"
+            "Volcano's RANK counts pods, and no variable has the number of processes per node"
         )
 
 
