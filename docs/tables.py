@@ -160,7 +160,7 @@ def _of_nodes() -> str:
         sections += [
             f"### {known.title}",
             "",
-            f"Launcher `{known.name}`, facts from [{_site(known.page)}]({known.page}).",
+            f"Launcher `{known.name}`, facts from [{_site(known.source)}]({known.source}).",
             *([known.note] if known.note else []),
             "",
             *_derived(known),
@@ -187,8 +187,8 @@ def _derived(known: NodePlatform) -> list[str]:
         ("address of node 0", _variables((known.address, known.hosts)) or "`MASTER_ADDR`"),
         ("port", _variables((known.port,)) or "`MASTER_PORT`, or derived"),
         ("ranks per node (`auto`)", per_node or "not given"),
-        ("job id", _variables(known.job_id)),
-        ("also read", _variables(known.also)),
+        ("job id", _variables(known.job_id_variables)),
+        ("also read", _variables(known.also_reads)),
         ("to type on every node", f"`{_command(known)}`"),
     )
     rows = [f"| {what} | {said} |" for what, said in cells if said]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
 from ..detection.node_platform import ranks_per_node
-from ..detection.order import LAUNCHERS, node_platforms, related
+from ..detection.order import LAUNCHERS, node_platforms, with_any_variable
 from ..detection.placement import Placement
 from ..host import cpus
 from . import torchrun_options
@@ -28,7 +28,7 @@ def count_of(options: SimpleNamespace, placement: Placement, environ: Mapping[st
     if wanted.isdigit():
         return int(wanted)
     if wanted == "auto":  # the number that the platform shows, if any
-        per_node = ranks_per_node(node_platforms(related(environ)), environ)
+        per_node = ranks_per_node(node_platforms(with_any_variable(environ)), environ)
         if per_node is not None:
             _, count = per_node
             return count

@@ -14,7 +14,7 @@ from .claim import Claim, conflict
 from .generic_vars import notes_on_generic
 from .launchers import Launcher, Step
 from .placement import NUMBERS, VARIABLES, Placement
-from .readings import claimed_whole, markers_present, markers_set, read_placement
+from .readings import claimed_whole, found_markers, read_placement, specific_markers
 
 
 def checked(claim: Claim) -> list[str]:
@@ -59,7 +59,7 @@ def _refuse_other_numbers(claim: Claim, other: Launcher) -> None:
         other.name,
         theirs.rank,
         theirs.world_size,
-        markers_present(other, claim.environ),
+        specific_markers(other, claim.environ),
     )
 
 
@@ -91,7 +91,7 @@ def _refuse_other_step(claim: Claim, scheduler: Launcher, step: Step) -> None:
         scheduler.name,
         step.rank,
         step.tasks,
-        markers_present(scheduler, claim.environ),
+        specific_markers(scheduler, claim.environ),
     )
 
 
@@ -116,8 +116,8 @@ def _refuse_other_nodes(claim: Claim) -> None:
             theirs = claimed_whole(other, claim.environ)
         if theirs is None or _fit(claim, theirs):
             continue
-        own = markers_set(claim.launcher, claim.environ)
-        its = markers_set(other, claim.environ)
+        own = found_markers(claim.launcher, claim.environ)
+        its = found_markers(other, claim.environ)
         raise conflict(
             placement,
             other.name,
@@ -155,7 +155,7 @@ def _notes_on_others(claim: Claim) -> list[str]:
     notes = []
     own = claim.launcher
     for other in claim.further_out:
-        names = markers_present(other, claim.environ)
+        names = specific_markers(other, claim.environ)
         # Of two with daemons that are there and agree, one has inherited the variables of the
         # other.
         is_inherited = own.uses_daemons and other.uses_daemons

@@ -19,9 +19,9 @@ from .claim import Claim
 from .env_reader import container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher
-from .order import LAUNCHERS, present, related
+from .order import LAUNCHERS, with_any_variable, with_marker
 from .placement import NO_LAUNCHER, Placement
-from .readings import Environment, claimed, markers_present, read_placement
+from .readings import Environment, claimed, read_placement, specific_markers
 
 NODE_LEVEL_HINT = (
     "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, "
@@ -92,7 +92,7 @@ def _found(environment: Environment) -> Placement:
 
 
 def _innermost(environment: Environment) -> Placement:
-    launchers = present(environment.whole)
+    launchers = with_marker(environment.whole)
     candidates: Sequence[Launcher] = launchers
     known: Mapping[str, Placement] = {}
     if environment.outer.fields:
@@ -128,7 +128,7 @@ def _with_notes(placement: Placement, notes: Sequence[str]) -> Placement:
 
 def _notes_on_unclaimed(launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
     """The note on a launcher that has variables there, and has not started this process."""
-    names = markers_present(launcher, environ)
+    names = specific_markers(launcher, environ)
     if not names:
         return []
     counts = {environ.get(name, "1") for name in launcher.markers}
@@ -144,7 +144,7 @@ def _alone(launchers: Sequence[Launcher], environ: Mapping[str, str]) -> Placeme
     """The placement of a process that none of these launchers claims."""
     for launcher in launchers:
         launcher.refuse_unclaimed(environ)
-    for launcher in related(environ):
+    for launcher in with_any_variable(environ):
         left_over.refuse(launcher.left_over, environ)
     return read_placement(LAUNCHERS[NO_LAUNCHER], environ)
 

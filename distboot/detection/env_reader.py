@@ -9,6 +9,7 @@ were passed to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import filterfalse
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -76,7 +77,7 @@ class EnvReader:
         environ: Mapping[str, str],
         launcher: str,
         in_order: tuple[str, ...],
-        instead: Mapping[str, str],
+        fallbacks: Mapping[str, str],
         *,
         nodes_are_hosts: bool,
     ) -> None:
@@ -95,19 +96,19 @@ class EnvReader:
         self._own_port: int | None = None  # the launcher's
         self._launcher = launcher
         self._in_order = in_order
-        self._instead = instead
+        self._fallbacks = fallbacks
         self._nodes_are_hosts = nodes_are_hosts
         self._values: dict[str, Any] = {**_UNKNOWN, "launcher": launcher}
         self._sources: dict[str, str] = {}
 
     # -- what has been read
 
-    def put(self, source: str, **values: object) -> None:
+    def record(self, source: str, **values: object) -> None:
         """Record values of fields and their source. The first value stays; None is not recorded."""
         for field, value in values.items():
-            self._record(field, value, source)
+            self._record_one(field, value, source)
 
-    def put_own_port(self, source: str, port: int | None) -> None:
+    def record_own_port(self, source: str, port: int | None) -> None:
         """Record the launcher's port at rank 0.
 
         Not if MASTER_PORT is set, or MASTER_ADDR names a different host.
@@ -116,9 +117,9 @@ class EnvReader:
         own_host, _ = self.own_address or (None, "")
         is_same_host = self.environ.get("MASTER_ADDR", own_host) == own_host
         if is_same_host and "MASTER_PORT" not in self.environ:
-            self.put(source, master_port=port)
+            self.record(source, master_port=port)
 
-    def _record(self, field: str, value: object, source: str) -> None:
+    def _record_one(self, field: str, value: object, source: str) -> None:
         is_new = self._values[field] is None
         if is_new and value is not None:
             self._values[field] = value
@@ -148,7 +149,7 @@ class EnvReader:
         reader = _NUMBER_READERS.get(field, parse_number)
         number = self.parsed(name, reader, required=required or field in _REQUIRED)
         if field is not None:
-            self._record(field, number, name)
+            self._record_one(field, number, name)
         return number
 
     def integers(self, *names: str, optional: tuple[str, ...] = ()) -> None:
@@ -159,11 +160,11 @@ class EnvReader:
                 self.integer(self.set_name(name), field)
 
     def set_name(self, name: str) -> str:
-        """The variable, or the one that the launcher sets instead, if only that is there."""
-        instead = self._instead.get(name)
-        if instead is None:
+        """The variable, or its fallback if only that is there."""
+        fallback = self._fallbacks.get(name)
+        if fallback is None:
             return name
-        return self.first(name, instead)
+        return self.first(name, fallback)
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         """The text of a variable that the launcher always sets.
@@ -178,6 +179,11 @@ class EnvReader:
             else:
                 self.absent.append(name)
         return text
+
+    def expect(self, *names: str) -> None:
+        """Note those of these variables that are missing, which the launcher always sets."""
+        missing = filterfalse(self.environ.__contains__, names)
+        self.absent.extend(missing)
 
     def first(self, *names: str) -> str:
         """The first of these variables that is set; if none is, the first of all, to be missed."""
@@ -218,7 +224,7 @@ class EnvReader:
         for name in names:
             text = self.environ.get(name)
             if text:
-                self._record("job_id", text, name)
+                self._record_one("job_id", text, name)
 
     def take_own_address(self, name: str) -> int | None:
         """Take the host of rank 0 from a variable of the launcher; returns the port in it."""
@@ -288,23 +294,23 @@ class EnvReader:
         world_size = self.number("world_size")
         if world_size == 1:
             source = "derived: a job of one process"
-            self.put(source, local_rank=0, local_world_size=1, num_nodes=1)
+            self.record(source, local_rank=0, local_world_size=1, num_nodes=1)
         here = self.number("local_world_size")
         if here == world_size:
             source = "derived: all processes of the job are on this node"
-            self._record("num_nodes", 1, source)
+            self._record_one("num_nodes", 1, source)
         elif here == 1 and world_size == 2:
             source = "derived: two processes, and one of them is on this node"
-            self._record("num_nodes", 2, source)
+            self._record_one("num_nodes", 2, source)
         nodes = self.number("num_nodes")
         if nodes == 1:
             source = "derived: the job has one node"
-            self.put(source, node_rank=0, local_world_size=world_size, local_rank=rank)
+            self.record(source, node_rank=0, local_world_size=world_size, local_rank=rank)
         if nodes == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to
             # be met.
             source = "derived: one process per node"
-            self.put(source, node_rank=rank, local_rank=0, local_world_size=1)
+            self.record(source, node_rank=rank, local_rank=0, local_world_size=1)
         if len(self._sources) > known:
             self._check_numbers()
 
@@ -312,21 +318,21 @@ class EnvReader:
         platform = recognize(self.environ)
         if platform is not None:
             marker = self.first(*platform.markers)
-            self._record("platform", platform.name, marker)
+            self._record_one("platform", platform.name, marker)
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
             self._take_given_address()
         elif self.own_address is not None:
             # Before the platform's: it is rank 0's by the launcher's own definition
             host, source = self.own_address
-            self._record("master_addr", host, source)
+            self._record_one("master_addr", host, source)
         elif platform is not None:
             address, source = self._platforms_address(platform)
-            self._record("master_addr", address, source)
+            self._record_one("master_addr", address, source)
         nodes = self.number("num_nodes")
         if nodes == 1:
             source = "loopback: the job has one node"
-            self._record("master_addr", "127.0.0.1", source)
+            self._record_one("master_addr", "127.0.0.1", source)
 
     def _take_given_address(self) -> None:
         address = self.parsed("MASTER_ADDR", parse_address)
@@ -340,8 +346,8 @@ class EnvReader:
                 "is a loopback address, and there are several nodes: the others would connect to "
                 "themselves",
             )
-        self._record("master_addr", host, "MASTER_ADDR")
-        self._record("master_port", port, "MASTER_ADDR")
+        self._record_one("master_addr", host, "MASTER_ADDR")
+        self._record_one("master_port", port, "MASTER_ADDR")
         self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
 
     def _platforms_address(self, platform: Platform) -> tuple[str | None, str]:
@@ -374,7 +380,7 @@ class EnvReader:
         name = "MASTER_PORT"
         if name in self.environ:
             port = self.parsed(name, parse_port)
-            self._record("master_port", port, name)
+            self._record_one("master_port", port, name)
             return
         seeds = []
         job_id = self._values["job_id"]
@@ -389,7 +395,7 @@ class EnvReader:
         text = ":".join(text for text, _ in seeds)
         source = " and ".join(source for _, source in seeds)
         port = derived_port(text)
-        self._record("master_port", port, f"derived from {source}")
+        self._record_one("master_port", port, f"derived from {source}")
 
     def _spans_nodes(self) -> bool:
         nodes = self.number("num_nodes")

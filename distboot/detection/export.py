@@ -17,7 +17,7 @@ from ..base.text import is_address
 from ..host import cpus, free_port
 from . import inherited
 from .inherited import merged
-from .order import LAUNCHERS, related
+from .order import LAUNCHERS, with_any_variable
 from .outer_distboot import traces
 from .placement import VARIABLES, Placement
 
@@ -97,7 +97,7 @@ def _marks_of_others(placement: Placement, environ: Mapping[str, str]) -> dict[s
     This process has inherited them.
     """
     marks = {}
-    for launcher in related(environ):
+    for launcher in with_any_variable(environ):
         mark = launcher.own_mark
         is_own = launcher.name == placement.launcher
         if mark in environ and not is_own:
@@ -139,7 +139,7 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
     exports = {**outer.unchanged(environ), inherited.VARIABLE: None}
     cleared = {*VARIABLES.values()} - {*kept}
     cleared.add("DISTBOOT_LAUNCHER")
-    for launcher in related(environ):
+    for launcher in with_any_variable(environ):
         cleared |= launcher.set_for_one_process(environ)
     return {**exports, **dict.fromkeys(sorted(cleared))}
 

@@ -36,7 +36,7 @@ class NodePlatform(NamedTuple):
 
     name: str  # the value of `Placement.launcher`
     title: str  # what people call it
-    page: str  # the documentation or the source that these facts are from
+    source: str  # the page that these facts are from
     index_variable: str  # has the number of this node, from 0
     count_variable: str  # has the number of nodes
     sample: str  # what the second of two nodes finds, one variable a word
@@ -45,9 +45,9 @@ class NodePlatform(NamedTuple):
     port: str = ""  # with a port that is free on node 0
     # With the number of processes or GPUs per node, in the order of trust
     per_node: tuple[str, ...] = ()
-    job_id: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()  # what else is read
-    marks: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
+    job_id_variables: tuple[str, ...] = ()
+    also_reads: tuple[str, ...] = ()  # other variables that it reads
+    own_markers: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
     triggers: tuple[str, ...] = ()  # as in `Launcher`
     one_rank: bool = False  # whether one process uses all of a node
     read: Callable[[EnvReader], None] | None = (
@@ -68,7 +68,7 @@ class NodePlatform(NamedTuple):
     def markers(self) -> tuple[str, ...]:
         """The variables of which any one shows this platform."""
         usual = tuple(filter(None, (self.index_variable, self.count_variable)))
-        return self.marks or usual
+        return self.own_markers or usual
 
 
 def read(platform: NodePlatform, reader: EnvReader) -> None:
@@ -85,13 +85,13 @@ def _count(platform: NodePlatform, reader: EnvReader) -> int | None:
     """Record the number of nodes; without a count it is that of the hosts listed."""
     if platform.count_variable in reader.environ or platform.hosts not in reader.environ:
         nodes = reader.integer(platform.count_variable, "world_size")
-        reader.put(platform.count_variable, num_nodes=nodes)
+        reader.record(platform.count_variable, num_nodes=nodes)
         return nodes
     hosts = reader.parsed(platform.hosts, parse_hosts)
     if not hosts:
         return None
     source = f"hosts of {platform.hosts}"
-    reader.put(source, world_size=len(hosts), num_nodes=len(hosts))
+    reader.record(source, world_size=len(hosts), num_nodes=len(hosts))
     return len(hosts)
 
 
@@ -104,7 +104,7 @@ def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None
         _take_hosts(platform, reader, hosts, nodes)
     if "MASTER_PORT" not in reader.environ:
         port = reader.given(platform.port, parse_port)
-        reader.put_own_port(platform.port, port)
+        reader.record_own_port(platform.port, port)
     reader.port_seed = reader.own_address  # the same on all nodes
 
 

@@ -145,7 +145,7 @@ def _load(name: str) -> Launcher:
 LAUNCHERS = _Launchers()
 
 
-def related(environ: Collection[str]) -> list[Launcher]:
+def with_any_variable(environ: Collection[str]) -> list[Launcher]:
     """The launchers that have any variable there, the innermost first."""
     families = {name.partition("_")[0] for name in environ}
     keys = families.union(environ)
@@ -156,11 +156,14 @@ def related(environ: Collection[str]) -> list[Launcher]:
     return list(map(LAUNCHERS.__getitem__, in_order))
 
 
-def present(environ: Mapping[str, str]) -> list[Launcher]:
-    """The launchers that may have started a process with this environment, the innermost first."""
+def with_marker(environ: Mapping[str, str]) -> list[Launcher]:
+    """The launchers that have a marker or trigger there, the innermost first.
+
+    Only these may have started a process with this environment.
+    """
     names = environ.keys()
     found = []
-    for launcher in related(environ):
+    for launcher in with_any_variable(environ):
         asked_for = launcher.markers + launcher.triggers
         is_present = not names.isdisjoint(asked_for)
         if is_present:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from . import inherited
 from .inherited import InheritedEnv
 from .launchers import Launcher
-from .order import present
+from .order import with_marker
 from .placement import JOB_IDS_OF_PLATFORMS, Placement
 from .readings import Environment, claimed_whole
 
@@ -23,7 +23,7 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
     And with a digest of the job, where the launcher names it.
     """
     environment = Environment.of(environ)
-    found = placements(environment, present(environ))
+    found = placements(environment, with_marker(environ))
     return _traces(found)
 
 

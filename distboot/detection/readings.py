@@ -52,16 +52,16 @@ def read(launcher: Launcher, environ: Mapping[str, str]) -> EnvReader:
         environ,
         launcher.name,
         launcher.in_order,
-        launcher.instead,
+        launcher.fallbacks,
         nodes_are_hosts=launcher.nodes_are_hosts,
     )
     reader.integers(*launcher.numbers, optional=launcher.optional)
-    launcher.more(reader)
-    for name, own in launcher.same.items():
+    launcher.read(reader)
+    for name, own in launcher.must_equal.items():
         place = launcher.numbers.index(own)
         number = reader.number(NUMBERS[place])
         reader.agree(name, number, reader.set_name(own))
-    reader.job_id(*launcher.job_id)
+    reader.job_id(*launcher.job_id_variables)
     return reader
 
 
@@ -85,13 +85,13 @@ def claimed_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement |
     return None
 
 
-def markers_set(launcher: Launcher, environ: Mapping[str, str]) -> str:
+def found_markers(launcher: Launcher, environ: Mapping[str, str]) -> str:
     """The launcher's markers that are set, also where others may set them."""
     return ", ".join(filter(environ.__contains__, launcher.markers))
 
 
-def markers_present(launcher: Launcher, environ: Mapping[str, str]) -> str:
+def specific_markers(launcher: Launcher, environ: Mapping[str, str]) -> str:
     """The launcher's markers that are set, for a note; empty for generic names."""
     if launcher.generic_names:
         return ""
-    return markers_set(launcher, environ)
+    return found_markers(launcher, environ)

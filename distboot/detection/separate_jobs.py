@@ -17,7 +17,7 @@ from ..base.patterns import pattern
 from .allocation import Unused
 from .env_reader import variable
 from .launchers import Launcher
-from .order import LAUNCHERS, present
+from .order import LAUNCHERS, with_marker
 from .placement import VARIABLES, WRAPPER, Placement
 from .readings import Environment, claimed_whole
 from .signs import Sign, signs
@@ -59,7 +59,7 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
 
 def _further_out(own: Launcher, environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers each of whose processes may have started a job."""
-    launchers = present(environ)
+    launchers = with_marker(environ)
     inner = 0
     if own in launchers:  # the wrapper's own variables are those of its ranks
         inner = launchers.index(own) + 1

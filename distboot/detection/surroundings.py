@@ -43,8 +43,8 @@ def unused(
     if named in (OFF, NO_LAUNCHER):
         return None
     is_wrapper = placement.launcher == WRAPPER
-    is_told_of_nodes = is_wrapper or LAUNCHERS[placement.launcher].is_told_of_nodes
-    if is_told_of_nodes and not named:
+    takes_node_list = is_wrapper or LAUNCHERS[placement.launcher].takes_node_list
+    if takes_node_list and not named:
         from .separate_jobs import outer_processes  # here, as others know the nodes themselves
 
         outer = outer_processes(placement, environ)

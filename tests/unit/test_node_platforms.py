@@ -56,7 +56,7 @@ SAMPLES = {
 def test_every_row_has_a_sample_and_a_page() -> None:
     assert SAMPLES.keys() == ROWS.keys()
     for platform in NODE_PLATFORMS:
-        assert platform.page.startswith("https://")
+        assert platform.source.startswith("https://")
         assert LAUNCHERS[platform.name].title == platform.title
 
 

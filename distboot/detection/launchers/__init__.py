@@ -77,11 +77,12 @@ class Launcher(NamedTuple):
     # The variables of `NUMBERS`, in this order; empty where it has none
     numbers: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # those of them that it does not always set
-    instead: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
+    fallbacks: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
     # Another variable that may be there as well -> the one that it must not contradict
-    same: Mapping[str, str] = {}
-    job_id: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
-    more: Callable[[EnvReader], None] = _nothing  # reads what no other field describes
+    must_equal: Mapping[str, str] = {}
+    # The variables that hold the job's id, in the order of trust
+    job_id_variables: tuple[str, ...] = ()
+    read: Callable[[EnvReader], None] = _nothing  # reads what no other field describes
     # Which of the local rank and the node rank follow the order of ranks
     in_order: tuple[str, ...] = ("local_rank", "node_rank")
     nodes_are_hosts: bool = False  # whether its nodes cannot be two agents on one host
@@ -146,7 +147,7 @@ class Launcher(NamedTuple):
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
 
     @property
-    def is_told_of_nodes(self) -> bool:
+    def takes_node_list(self) -> bool:
         """Whether the user tells it of the nodes, and may tell it of one on each of them."""
         return any((self.told_ranks_per_node, self.uses_daemons, self.starts_daemons))
 
@@ -180,13 +181,13 @@ def of_platform(platform: NodePlatform) -> Launcher:
         title=platform.title,
         markers=platform.markers,
         triggers=platform.triggers,
-        more=platform.read or partial(node_platform.read, platform),
+        read=platform.read or partial(node_platform.read, platform),
         claim=platform.claim or several_nodes,
         needed=platform.needed,
         unless=platform.unless,
         left_over=platform.left_over,
-        job_id=platform.job_id,
-        source=f"documentation: {platform.page}",
+        job_id_variables=platform.job_id_variables,
+        source=f"documentation: {platform.source}",
         nodes_are_hosts=platform.nodes_are_hosts,
         owns_torch_vars=platform.owns_torch_vars,
         nodes=platform,

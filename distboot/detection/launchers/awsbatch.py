@@ -26,10 +26,10 @@ def _read(reader: EnvReader) -> None:
     node = reader.integer(_NODE, required=True)
     nodes = reader.integer(_NODES, "world_size")
     main = reader.integer(_MAIN_NODE, required=True)
-    reader.put(_NODES, num_nodes=nodes)
+    reader.record(_NODES, num_nodes=nodes)
     _number_main_first(reader, node, main, nodes)
     job, _, _ = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")
-    reader.put("AWS_BATCH_JOB_ID", job_id=job or None)
+    reader.record("AWS_BATCH_JOB_ID", job_id=job or None)
     if nodes != 1:
         reader.node_level = (
             "AWS Batch counts nodes, and no variable has the number of processes per node"
@@ -51,7 +51,7 @@ def _number_main_first(
         return
     rank = first_that_holds((node == main, 0), (node < main, node + 1), (True, node))
     source = first_that_holds((main == 0, _NODE), (True, f"{_NODE}, the main node first"))
-    reader.put(source, rank=rank)
+    reader.record(source, rank=rank)
 
 
 def _take_own_name(reader: EnvReader) -> None:
@@ -68,11 +68,11 @@ def _take_own_name(reader: EnvReader) -> None:
 AWSBATCH = NodePlatform(
     name="awsbatch",
     title="AWS Batch multi-node parallel jobs",
-    page="https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html",
+    source="https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html",
     index_variable=_NODE,
     count_variable=_NODES,
     address=_MAIN_ADDRESS,
-    also=(_MAIN_NODE, "AWS_BATCH_JOB_ID", "HOSTNAME"),
+    also_reads=(_MAIN_NODE, "AWS_BATCH_JOB_ID", "HOSTNAME"),
     read=_read,
     unless=(),
     claim=always,

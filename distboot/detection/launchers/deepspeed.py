@@ -27,8 +27,7 @@ def _check(reader: EnvReader) -> None:
     here = reader.number("local_world_size")
     if rank is not None and here:
         reader.agree("LOCAL_RANK", rank % here, "RANK % LOCAL_SIZE")
-    reader.text("MASTER_ADDR")
-    reader.text("MASTER_PORT")
+    reader.expect("MASTER_ADDR", "MASTER_PORT")
 
 
 DEEPSPEED = Launcher(
@@ -43,7 +42,7 @@ DEEPSPEED = Launcher(
     claim=_claim,
     numbers=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     in_order=("node_rank",),
-    more=_check,
+    read=_check,
     nodes_are_hosts=True,
     sets_torch_vars=True,
     owns_torch_vars=True,

@@ -26,10 +26,10 @@ FLUX = Launcher(
         "",
         "FLUX_JOB_NNODES",
     ),
-    same={"PMI_RANK": "FLUX_TASK_RANK", "PMI_SIZE": "FLUX_JOB_SIZE"},
+    must_equal={"PMI_RANK": "FLUX_TASK_RANK", "PMI_SIZE": "FLUX_JOB_SIZE"},
     # The first has the ids of all jobs around this one, too: a job's own id is unique in its
     # instance of Flux only.
-    job_id=("FLUX_JOB_ID_PATH", "FLUX_JOB_ID"),
+    job_id_variables=("FLUX_JOB_ID_PATH", "FLUX_JOB_ID"),
     nodes_are_hosts=True,
     uses_daemons=True,
     starts_daemons=True,

@@ -45,7 +45,7 @@ def _read(reader: EnvReader) -> None:
     if is_loopback(server):
         # Every process calls horovodrun's server there, whatever names -H gives this host.
         source = f"{_SERVER} is a loopback address"
-        reader.put(source, num_nodes=1)
+        reader.record(source, num_nodes=1)
         return
     if _put_place(reader, found):
         return
@@ -55,7 +55,7 @@ def _read(reader: EnvReader) -> None:
         )
         local_rank, _, _, hosts = found
         if local_rank == 0:
-            reader.put("HOROVOD_CROSS_SIZE", num_nodes=hosts)
+            reader.record("HOROVOD_CROSS_SIZE", num_nodes=hosts)
 
 
 def _numeric_address(text: str) -> str:
@@ -79,10 +79,10 @@ def _put_place(reader: EnvReader, found: list[int | None]) -> bool:
     if not _is_whole_host(place, rank, size):
         return False
     local_rank, here, cross_rank, cross_size = _PLACE
-    reader.put(local_rank, local_rank=place.local_rank)
-    reader.put(here, local_world_size=place.here)
-    reader.put(cross_rank, node_rank=place.cross_rank)
-    reader.put(cross_size, num_nodes=place.cross_size)
+    reader.record(local_rank, local_rank=place.local_rank)
+    reader.record(here, local_world_size=place.here)
+    reader.record(cross_rank, node_rank=place.cross_rank)
+    reader.record(cross_size, num_nodes=place.cross_size)
     return True
 
 
@@ -125,7 +125,7 @@ HOROVODRUN = Launcher(
     ),
     markers=("HOROVOD_RANK", "HOROVOD_SIZE"),
     numbers=("HOROVOD_RANK", "HOROVOD_SIZE"),
-    more=_read,
+    read=_read,
     nodes_are_hosts=True,
     local_count="HOROVOD_LOCAL_SIZE",
     own_mark=_SERVER_PORT,  # distboot exports that of another server

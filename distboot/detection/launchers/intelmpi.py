@@ -18,7 +18,7 @@ INTELMPI = Launcher(
     ),
     markers=("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_NODE_ID"),
     numbers=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_BSTRAP_NODE_ID"),
-    job_id=("I_MPI_HYDRA_UUID",),
+    job_id_variables=("I_MPI_HYDRA_UUID",),
     in_order=("node_rank",),
     nodes_are_hosts=True,
     uses_daemons=True,

@@ -18,7 +18,7 @@ _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 def _read(reader: EnvReader) -> None:
     port = reader.take_own_address(_ADDRESS)
     reader.port_seed = reader.own_address
-    reader.put_own_port(_ADDRESS, port)
+    reader.record_own_port(_ADDRESS, port)
 
 
 JAX = Launcher(
@@ -32,7 +32,7 @@ JAX = Launcher(
     markers=(_SIZE, _RANK),
     claim=partial(has_peers, _RANK, _SIZE),
     numbers=(_RANK, _SIZE),
-    more=_read,
+    read=_read,
     in_order=(),
     compared_with_nodes=True,
     of_one_process="JAX_(NUM_PROCESSES|PROCESS_ID|COORDINATOR_ADDRESS)$",

@@ -14,7 +14,7 @@ _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS
 def _read(reader: EnvReader) -> None:
     reader.take_own_address("COORDINATOR_ADDRESS")
     port = reader.parsed("COORDINATOR_PORT", parse_port)
-    reader.put_own_port("COORDINATOR_PORT", port)
+    reader.record_own_port("COORDINATOR_PORT", port)
 
 
 JAXJOB = Launcher(
@@ -30,7 +30,7 @@ JAXJOB = Launcher(
     claim=partial(has_peers, "PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
     numbers=("PROCESS_ID", "NUM_PROCESSES"),
-    more=_read,
+    read=_read,
     in_order=(),
     compared_with_nodes=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",

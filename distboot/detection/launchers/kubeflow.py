@@ -33,7 +33,7 @@ def _read(reader: EnvReader) -> None:
     _refuse_elastic(reader.environ)
     # Flyte's 2:2 is no range
     nodes = reader.parsed("PET_NNODES", _first_number, required=True)
-    reader.put("PET_NNODES", world_size=nodes)
+    reader.record("PET_NNODES", world_size=nodes)
     node = reader.integer(reader.first("PET_NODE_RANK", "RANK"), "rank")
     reader.agree("RANK", node, "PET_NODE_RANK")
     per_node = reader.environ.get("PET_NPROC_PER_NODE", "auto")
@@ -41,7 +41,7 @@ def _read(reader: EnvReader) -> None:
     if per_node not in ("auto", "cpu", "gpu", "xpu"):
         count = reader.integer("PET_NPROC_PER_NODE")
     _check_pods_or_ranks(reader, nodes, count or 1)
-    reader.put("PET_NNODES", num_nodes=nodes)
+    reader.record("PET_NNODES", num_nodes=nodes)
     if count != 1:
         reader.node_level = (
             f"PET_NPROC_PER_NODE={per_node} asks for {count or 'several'} processes in each pod"
@@ -87,23 +87,23 @@ def _locate_pod_0(reader: EnvReader) -> None:
         return
     reader.take_own_address(address)
     number = reader.parsed(port, parse_port)
-    reader.put_own_port(port, number)
+    reader.record_own_port(port, number)
 
 
 KUBEFLOW = NodePlatform(
     name="kubeflow",
     title="Kubeflow PyTorchJob and TrainJob, several processes per pod (PET_*)",
-    page=(
+    source=(
         "https://github.com/kubeflow/trainer/blob/master/"
         "pkg/runtime/framework/plugins/torch/torch.go"
     ),
     index_variable="PET_NODE_RANK",
     count_variable="PET_NNODES",
-    marks=_MARKERS,
+    own_markers=_MARKERS,
     address="PET_MASTER_ADDR",
     port="PET_MASTER_PORT",
     per_node=("PET_NPROC_PER_NODE",),
-    also=("RANK", "WORLD_SIZE"),
+    also_reads=("RANK", "WORLD_SIZE"),
     read=_read,
     # Something has started processes in the pod, and numbered them
     unless=("LOCAL_RANK",),

@@ -21,9 +21,9 @@ def _read(reader: EnvReader) -> None:
     if node_rank is None:
         return
     if node_rank == 0:
-        reader.put("LOCAL_RANK on the first node", rank=reader.number("local_rank"))
+        reader.record("LOCAL_RANK on the first node", rank=reader.number("local_rank"))
         if is_loopback(reader.environ["MASTER_ADDR"]):
-            reader.put("MASTER_ADDR is a loopback address", num_nodes=1)
+            reader.record("MASTER_ADDR is a loopback address", num_nodes=1)
         return
     reader.remedy = (
         "set RANK (0 to WORLD_SIZE - 1) for every process that was started by hand; or let "
@@ -44,7 +44,7 @@ LIGHTNING = Launcher(
     unless=("RANK",),
     needs_claim=True,
     numbers=("", "WORLD_SIZE", "LOCAL_RANK", "", "NODE_RANK"),
-    more=_read,
+    read=_read,
     generic_names=True,
     mpi="no",
     unsupported_reason=(

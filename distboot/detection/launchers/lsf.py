@@ -19,7 +19,7 @@ def _read(reader: EnvReader) -> None:
     job = reader.environ.get(name)
     step = reader.environ.get("PMIX_NAMESPACE")
     if job and step:
-        reader.put(f"{name} and PMIX_NAMESPACE", job_id=f"{job}.{step}")
+        reader.record(f"{name} and PMIX_NAMESPACE", job_id=f"{job}.{step}")
 
 
 LSF = Launcher(
@@ -35,8 +35,8 @@ LSF = Launcher(
     ),
     markers=(_RANK, _SIZE),
     numbers=(_RANK, _SIZE, "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-    same={"OMPI_COMM_WORLD_RANK": _RANK, "OMPI_COMM_WORLD_SIZE": _SIZE},
-    more=_read,
+    must_equal={"OMPI_COMM_WORLD_RANK": _RANK, "OMPI_COMM_WORLD_SIZE": _SIZE},
+    read=_read,
     optional=("JSM_NAMESPACE_LOCAL_SIZE",),
     nodes_are_hosts=True,
     uses_daemons=True,

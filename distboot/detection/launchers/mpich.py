@@ -16,8 +16,8 @@ def _read(reader: EnvReader) -> None:
     if local_size is None:
         return
     if local_size == reader.number("world_size"):
-        reader.put("MPI_LOCALRANKID", local_rank=local_rank)
-        reader.put("MPI_LOCALNRANKS", local_world_size=local_size)
+        reader.record("MPI_LOCALRANKID", local_rank=local_rank)
+        reader.record("MPI_LOCALNRANKS", local_world_size=local_size)
     else:
         reader.notes.append(
             "MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host that is listed twice has two of "
@@ -37,7 +37,7 @@ MPICH = Launcher(
     ),
     markers=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     numbers=("PMI_RANK", "PMI_SIZE"),
-    more=_read,
+    read=_read,
     nodes_are_hosts=True,
     local_count="MPI_LOCALNRANKS",
     uses_daemons=True,

@@ -35,8 +35,8 @@ MVAPICH = Launcher(
         "MV2_NODE_ID",
         "MV2_NUM_NODES_IN_JOB",
     ),
-    job_id=("MPDMAN_KVS_TEMPLATE",),
-    more=_check,
+    job_id_variables=("MPDMAN_KVS_TEMPLATE",),
+    read=_check,
     nodes_are_hosts=True,
     uses_daemons=True,
     left_over=(

@@ -15,12 +15,12 @@ from ..parse import parse_address
 SKYPILOT = NodePlatform(
     name="skypilot",
     title="SkyPilot",
-    page="https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html",
+    source="https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html",
     index_variable="SKYPILOT_NODE_RANK",
     count_variable="SKYPILOT_NUM_NODES",
     hosts="SKYPILOT_NODE_IPS",
     per_node=("SKYPILOT_NUM_GPUS_PER_NODE",),
-    job_id=("SKYPILOT_TASK_ID",),
+    job_id_variables=("SKYPILOT_TASK_ID",),
     sample=(
         "SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 "
         "SKYPILOT_NODE_IPS=10.0.0.4,10.0.0.5 SKYPILOT_TASK_ID=sky-2026-07-06-21-18-31-563597_demo_1"
@@ -31,13 +31,13 @@ SKYPILOT = NodePlatform(
 DSTACK = NodePlatform(
     name="dstack",
     title="dstack",
-    page="https://dstack.ai/docs/concepts/tasks",
+    source="https://dstack.ai/docs/concepts/tasks",
     index_variable="DSTACK_NODE_RANK",
     count_variable="DSTACK_NODES_NUM",
     address="DSTACK_MASTER_NODE_IP",
     hosts="DSTACK_NODES_IPS",
     per_node=("DSTACK_GPUS_PER_NODE",),
-    job_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
+    job_id_variables=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
     sample=(
         "DSTACK_NODE_RANK=1 DSTACK_NODES_NUM=2 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16 "
         "DSTACK_MASTER_NODE_IP=192.168.0.94 DSTACK_NODES_IPS=192.168.0.94,192.168.0.95 "
@@ -64,12 +64,12 @@ def _read_lepton(reader: EnvReader) -> None:
 LEPTON = NodePlatform(
     name="lepton",
     title="NVIDIA DGX Cloud Lepton",
-    page="https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars",
+    source="https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars",
     index_variable="LEPTON_JOB_WORKER_INDEX",
     count_variable="LEPTON_JOB_TOTAL_WORKERS",
     per_node=("LEPTON_RESOURCE_ACCELERATOR_NUM",),
-    job_id=("LEPTON_JOB_NAME",),
-    also=("LEPTON_JOB_WORKER_PREFIX", "LEPTON_SUBDOMAIN"),
+    job_id_variables=("LEPTON_JOB_NAME",),
+    also_reads=("LEPTON_JOB_WORKER_PREFIX", "LEPTON_SUBDOMAIN"),
     read=_read_lepton,
     sample=(
         "LEPTON_JOB_WORKER_INDEX=1 LEPTON_JOB_TOTAL_WORKERS=2 LEPTON_RESOURCE_ACCELERATOR_NUM=8 "
@@ -82,7 +82,7 @@ LEPTON = NodePlatform(
 METAFLOW = NodePlatform(
     name="metaflow",
     title="Metaflow @parallel",
-    page="https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py",
+    source="https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py",
     index_variable="MF_PARALLEL_NODE_INDEX",
     count_variable="MF_PARALLEL_NUM_NODES",
     address="MF_PARALLEL_MAIN_IP",
@@ -106,11 +106,11 @@ def _read_lws(reader: EnvReader) -> None:
 LWS = NodePlatform(
     name="lws",
     title="LeaderWorkerSet on Kubernetes",
-    page="https://github.com/kubernetes-sigs/lws/blob/main/pkg/utils/pod/pod_utils.go",
+    source="https://github.com/kubernetes-sigs/lws/blob/main/pkg/utils/pod/pod_utils.go",
     index_variable="LWS_WORKER_INDEX",
     count_variable="LWS_GROUP_SIZE",
     address="LWS_LEADER_ADDRESS",
-    also=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
+    also_reads=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
     read=_read_lws,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
     sample="LWS_WORKER_INDEX=1 LWS_GROUP_SIZE=2 LWS_LEADER_ADDRESS=lws-0.lws.default",
@@ -123,14 +123,14 @@ LWS = NodePlatform(
 VOLCENGINE = NodePlatform(
     name="volcengine",
     title="Volcengine machine learning platform",
-    page="https://www.volcengine.com/docs/6459/75329",
+    source="https://www.volcengine.com/docs/6459/75329",
     index_variable="MLP_ROLE_INDEX",
     count_variable="MLP_WORKER_NUM",
     address="MLP_WORKER_0_HOST",
     hosts="MLP_WORKER_ALL_HOSTS",
     port="MLP_WORKER_0_PORT",
     per_node=("MLP_WORKER_GPU",),
-    job_id=("MLP_TASK_ID",),
+    job_id_variables=("MLP_TASK_ID",),
     sample=(
         "MLP_ROLE=WORKER MLP_ROLE_INDEX=1 MLP_WORKER_NUM=2 MLP_WORKER_GPU=8 "
         "MLP_WORKER_0_HOST=10.128.0.4 "
@@ -142,12 +142,12 @@ VOLCENGINE = NodePlatform(
 BASETEN = NodePlatform(
     name="baseten",
     title="Baseten Training",
-    page="https://docs.baseten.co/training/concepts/multinode",
+    source="https://docs.baseten.co/training/concepts/multinode",
     index_variable="BT_NODE_RANK",
     count_variable="BT_GROUP_SIZE",
     address="BT_LEADER_ADDR",
     per_node=("BT_NUM_GPUS",),
-    job_id=("BT_TRAINING_JOB_ID",),
+    job_id_variables=("BT_TRAINING_JOB_ID",),
     sample=(
         "BT_NODE_RANK=1 BT_GROUP_SIZE=2 BT_LEADER_ADDR=10.0.0.4 BT_NUM_GPUS=8 "
         "BT_TRAINING_JOB_ID=7qk9d3r"
@@ -157,12 +157,12 @@ BASETEN = NodePlatform(
 NGC = NodePlatform(
     name="ngc",
     title="NVIDIA Base Command Platform",
-    page="https://docs.nvidia.com/base-command-platform/",
+    source="https://docs.nvidia.com/base-command-platform/",
     index_variable="NGC_ARRAY_INDEX",
     count_variable="NGC_ARRAY_SIZE",
     address="NGC_MASTER_ADDR",
     per_node=("NGC_GPUS_PER_NODE",),
-    job_id=("NGC_JOB_ID",),
+    job_id_variables=("NGC_JOB_ID",),
     sample=(
         "NGC_ARRAY_INDEX=1 NGC_ARRAY_SIZE=2 NGC_MASTER_ADDR=launcher-svc-1234567 "
         "NGC_GPUS_PER_NODE=8 "
@@ -174,7 +174,7 @@ NGC = NodePlatform(
 NSML = NodePlatform(
     name="nsml",
     title="NAVER CLOVA NSML",
-    page="https://guide.ncloud-docs.com/docs/ai-clova-nsml-high-3-3",
+    source="https://guide.ncloud-docs.com/docs/ai-clova-nsml-high-3-3",
     index_variable="NSML_RANK",
     count_variable="NSML_WORLD_SIZE",
     address="NSML_HOST_RANK0",
@@ -186,12 +186,12 @@ NSML = NodePlatform(
 BEAKER = NodePlatform(
     name="beaker",
     title="AI2 Beaker, with leaderSelection",
-    page="https://beaker-docs.apps.allenai.org/",
+    source="https://beaker-docs.apps.allenai.org/",
     index_variable="BEAKER_REPLICA_RANK",
     count_variable="BEAKER_REPLICA_COUNT",
     address="BEAKER_LEADER_REPLICA_HOSTNAME",
     per_node=("BEAKER_ASSIGNED_GPU_COUNT",),
-    job_id=("BEAKER_EXPERIMENT_ID",),
+    job_id_variables=("BEAKER_EXPERIMENT_ID",),
     needed={"BEAKER_LEADER_REPLICA_HOSTNAME"},
     sample=(
         "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 "
@@ -208,7 +208,7 @@ BEAKER = NodePlatform(
 HTCONDOR = NodePlatform(
     name="htcondor",
     title="HTCondor, parallel universe",
-    page="https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html",
+    source="https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html",
     index_variable="_CONDOR_PROCNO",
     count_variable="_CONDOR_NPROCS",
     sample="_CONDOR_PROCNO=1 _CONDOR_NPROCS=2 _CONDOR_SLOT=slot1_1",
@@ -220,12 +220,12 @@ HTCONDOR = NodePlatform(
 MODELARTS = NodePlatform(
     name="modelarts",
     title="Huawei Cloud ModelArts",
-    page="https://support.huaweicloud.com/intl/en-us/modelarts/",
+    source="https://support.huaweicloud.com/intl/en-us/modelarts/",
     index_variable="VC_TASK_INDEX",
     count_variable="MA_NUM_HOSTS",
     hosts="VC_WORKER_HOSTS",
     per_node=("MA_NUM_GPUS",),
-    job_id=("MA_VJ_NAME",),
+    job_id_variables=("MA_VJ_NAME",),
     needed={"MA_NUM_HOSTS"},
     sample=(
         "VC_TASK_INDEX=1 MA_NUM_HOSTS=2 MA_NUM_GPUS=8 VC_WORKER_NUM=2 "

@@ -75,7 +75,7 @@ def _counted_nodes(reader: EnvReader, counts: list[str]) -> int | None:
     for name in others:
         reader.agree(name, nodes, first)
     check_world_size(reader, nodes)
-    reader.put(first, num_nodes=nodes)
+    reader.record(first, num_nodes=nodes)
     return nodes
 
 
@@ -88,7 +88,7 @@ def _nodes_of_ranks(reader: EnvReader, name: str, size: int) -> int | None:
         reader.reject("WORLD_SIZE", f"is not a multiple of {name}={size}, the ranks of a node")
         return None
     nodes = ranks // size
-    reader.put(f"WORLD_SIZE / {name}", world_size=nodes, num_nodes=nodes)
+    reader.record(f"WORLD_SIZE / {name}", world_size=nodes, num_nodes=nodes)
     return nodes
 
 
@@ -97,7 +97,7 @@ def _nodes_of_world_size(reader: EnvReader) -> int | None:
         reader.problems.append("NUM_NODES is missing")
         return None
     nodes = reader.integer("WORLD_SIZE", "world_size")
-    reader.put(NODES_OF_WORLD_SIZE, num_nodes=nodes)
+    reader.record(NODES_OF_WORLD_SIZE, num_nodes=nodes)
     reader.notes.append(
         f"WORLD_SIZE={nodes} is taken for the number of nodes, as nothing else says it: "
         "set NUM_NODES if it counts processes or GPUs"
@@ -111,17 +111,17 @@ NODES = NodePlatform(
         "plain NODE_RANK and NUM_NODES (RunPod, MosaicML, OCI, Azure ML commands, Indexed Jobs, "
         "by hand)"
     ),
-    page="https://docs.runpod.io/instant-clusters/configuration",
+    source="https://docs.runpod.io/instant-clusters/configuration",
     index_variable="NODE_RANK",
     count_variable="NUM_NODES",
-    marks=("NODE_RANK",),
+    own_markers=("NODE_RANK",),
     triggers=(_COMPLETION,),
     per_node=_PER_NODE,
-    also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
+    also_reads=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
     unless=("RANK", "LOCAL_RANK"),
     claim=_claim,
     read=_read,
-    job_id=("PET_RDZV_ID",),  # of --rdzv-id
+    job_id_variables=("PET_RDZV_ID",),  # of --rdzv-id
     owns_torch_vars=True,
     compared_with_signs=True,
     sample=(

@@ -34,13 +34,13 @@ OPENMPI = Launcher(
     ),
     markers=(_RANK, _SIZE),
     numbers=(_RANK, _SIZE, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    instead={_RANK: "PMIX_RANK"},
-    same={
+    fallbacks={_RANK: "PMIX_RANK"},
+    must_equal={
         "PMIX_RANK": _RANK,
         "OMPI_WORLD_SIZE": _SIZE,
         "OMPI_WORLD_LOCAL_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
-    job_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    job_id_variables=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     in_order=(),
     nodes_are_hosts=True,
     uses_daemons=True,

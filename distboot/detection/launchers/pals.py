@@ -23,7 +23,7 @@ def _read(reader: EnvReader) -> None:
     if rank is None or node is None:
         return
     if node <= rank:  # else the user mapped the ranks to nodes
-        reader.put("PALS_NODEID", node_rank=node)
+        reader.record("PALS_NODEID", node_rank=node)
 
 
 PALS = Launcher(
@@ -39,15 +39,15 @@ PALS = Launcher(
     markers=("PALS_RANKID", "PALS_NODEID"),
     unless=("SLURM_STEP_ID",),
     numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    instead={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
-    same={
+    fallbacks={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
+    must_equal={
         "PMI_RANK": "PALS_RANKID",
         "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID",
         "PMI_LOCAL_SIZE": "PALS_LOCAL_SIZE",
     },
-    job_id=("PALS_APID",),
+    job_id_variables=("PALS_APID",),
     optional=("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    more=_read,
+    read=_read,
     nodes_are_hosts=True,
     uses_daemons=True,
     starts_daemons=True,

@@ -21,8 +21,8 @@ def _read(reader: EnvReader) -> None:
         return
     count = len(hosts)
     if current in hosts:
-        reader.put("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
-        reader.put("SM_HOSTS", world_size=count, num_nodes=count)
+        reader.record("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
+        reader.record("SM_HOSTS", world_size=count, num_nodes=count)
     elif current is not None:
         shown = variable(reader.environ, "SM_HOSTS")
         reader.reject("SM_CURRENT_HOST", f"is not in {shown}")
@@ -35,12 +35,12 @@ def _read(reader: EnvReader) -> None:
 SAGEMAKER = NodePlatform(
     name="sagemaker",
     title="SageMaker training jobs without a distribution, one process per host",
-    page="https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md",
+    source="https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md",
     index_variable="SM_CURRENT_HOST",
     count_variable="SM_HOSTS",
     hosts="SM_HOSTS",
     per_node=("SM_NUM_GPUS",),
-    job_id=("TRAINING_JOB_NAME",),
+    job_id_variables=("TRAINING_JOB_NAME",),
     read=_read,
     claim=always,  # also by markers that contradict each other, which is an error
     unless=(),

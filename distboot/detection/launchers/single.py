@@ -13,7 +13,7 @@ for _platform in PLATFORMS:
 
 
 def _read(reader: EnvReader) -> None:
-    reader.put("no launcher", rank=0, world_size=1)
+    reader.record("no launcher", rank=0, world_size=1)
     for name, note in _NOTES.items():
         if name in reader.environ:
             reader.notes.append(note)
@@ -23,7 +23,7 @@ SINGLE = Launcher(
     name=NO_LAUNCHER,
     title="no launcher: one process",
     source="the contract: nothing claims the environment",
-    more=_read,
+    read=_read,
     # Of programs that number processes and do not count them
     left_over=(
         LeftOver("LSF_PM_TASKID", "LSF's blaunch, which numbers tasks but does not count them"),

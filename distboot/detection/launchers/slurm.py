@@ -98,10 +98,10 @@ def _read(reader: EnvReader) -> None:
     job = reader.text("SLURM_JOB_ID")
     step = reader.text("SLURM_STEP_ID")
     if None not in (job, step):
-        reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
+        reader.record("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
     ordered = _fills_nodes_in_order(reader, node_index)
     if ordered:
-        reader.put(_NODE, node_rank=node_index)
+        reader.record(_NODE, node_rank=node_index)
     # The list is sorted by name. In a step of several components (srun A : B) the ranks need not
     # be.
     is_sorted = "SLURM_HET_SIZE" not in reader.environ
@@ -222,7 +222,7 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
     if own is None or own >= count:
         return
     here = counts[own]
-    reader.put(f"{_PER_NODE} of this node", local_world_size=here)
+    reader.record(f"{_PER_NODE} of this node", local_world_size=here)
 
 
 def _check_ids(reader: EnvReader) -> None:
@@ -352,9 +352,9 @@ SLURM = Launcher(
     claim=_claim,
     triggers=("SLURM_PROCID",),
     numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", "", "", _NODES),
-    instead={_SIZE: _SIZE_OF_JOB},
-    same={"PMI_SIZE": _SIZE},
-    more=_read,
+    fallbacks={_SIZE: _SIZE_OF_JOB},
+    must_equal={"PMI_SIZE": _SIZE},
+    read=_read,
     nodes_are_hosts=True,
     starts_daemons=True,
     step=_step,

@@ -136,7 +136,7 @@ def _read(reader: EnvReader) -> None:
     tasks = _tasks(config, problems)
     kind, index = _own(config, problems)
     if kind == _NO_RANK:
-        reader.put("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
+        reader.record("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
         reader.notes.append("this task is an evaluator: it is not part of the training cluster")
     elif not problems:
         _place(reader, tasks, kind, index)
@@ -284,11 +284,11 @@ def _place(reader: EnvReader, tasks: list[_Task], kind: str, index: int) -> None
     node_rank = nodes.index(own_host)
     here = hosts.count(own_host)
     before = hosts[:rank].count(own_host)
-    reader.put(f"task {kind} {index} of TF_CONFIG", rank=rank)
-    reader.put("tasks of TF_CONFIG", world_size=len(ranks))
+    reader.record(f"task {kind} {index} of TF_CONFIG", rank=rank)
+    reader.record("tasks of TF_CONFIG", world_size=len(ranks))
     on_its_host = "tasks of TF_CONFIG on this task's host"
-    reader.put(on_its_host, local_rank=before, local_world_size=here)
-    reader.put("hosts of TF_CONFIG", node_rank=node_rank, num_nodes=len(nodes))
+    reader.record(on_its_host, local_rank=before, local_world_size=here)
+    reader.record("hosts of TF_CONFIG", node_rank=node_rank, num_nodes=len(nodes))
     # Every task has the same cluster and hence the same first address, whose port belongs to
     # TensorFlow's server.
     first = ranks[0]
@@ -309,7 +309,7 @@ TF_CONFIG = Launcher(
     markers=("TF_CONFIG",),
     claim=_claim,
     needs_claim=True,
-    more=_read,
+    read=_read,
     read_by=("tensorflow",),
     generic_names=True,
 )

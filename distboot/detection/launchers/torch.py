@@ -46,7 +46,7 @@ TORCH = Launcher(
     ),
     markers=_MARKERS,
     claim=_claim,
-    more=_read,
+    read=_read,
     in_order=(),  # a user may have numbered them as they like
     generic_names=True,
     compared_with_nodes=True,

@@ -25,13 +25,12 @@ _RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
 def _read(reader: EnvReader) -> None:
     local_rank = reader.integer("LOCAL_RANK")
     if local_rank or reader.number("local_world_size") == 1:
-        reader.put("LOCAL_RANK", local_rank=local_rank)
+        reader.record("LOCAL_RANK", local_rank=local_rank)
     else:
         _read_virtual(reader)
     if reader.text("TORCHELASTIC_RUN_ID") != _NO_ID:
         reader.job_id("TORCHELASTIC_RUN_ID")
-    reader.text("MASTER_ADDR")
-    reader.text("MASTER_PORT")
+    reader.expect("MASTER_ADDR", "MASTER_PORT")
 
 
 def _read_virtual(reader: EnvReader) -> None:
@@ -43,7 +42,7 @@ def _read_virtual(reader: EnvReader) -> None:
     source = "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual"
     if true_one == 0:
         source = "LOCAL_RANK"
-    reader.put(source, local_rank=true_one)
+    reader.record(source, local_rank=true_one)
 
 
 TORCHRUN = Launcher(
@@ -64,7 +63,7 @@ TORCHRUN = Launcher(
     ),
     markers=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     numbers=("RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    more=_read,
+    read=_read,
     sets_torch_vars=True,
     owns_torch_vars=True,
     own_mark="TORCHELASTIC_RESTART_COUNT",

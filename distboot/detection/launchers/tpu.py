@@ -44,8 +44,8 @@ def _read(reader: EnvReader) -> None:
         reader.reject(_WORKER, f"is not below the {here} different hosts of {names}")
         return
     count = here * slices
-    reader.put(_WORKER, rank=own * here + worker)
-    reader.put(_HOSTS, world_size=count, num_nodes=count)
+    reader.record(_WORKER, rank=own * here + worker)
+    reader.record(_HOSTS, world_size=count, num_nodes=count)
     reader.own_address = (listed[0], f"first host of {_HOSTS}")
     if slices > 1:
         reader.take_own_address(_COORDINATOR)
@@ -68,13 +68,13 @@ def _slices(reader: EnvReader) -> tuple[int, int]:
 TPU = NodePlatform(
     name="tpu",
     title="Cloud TPU slices of several hosts (GKE)",
-    page="https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py",
+    source="https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py",
     index_variable=_WORKER,
     count_variable="",
-    marks=(_WORKER, _HOSTS),
+    own_markers=(_WORKER, _HOSTS),
     triggers=(_SLICES,),
     hosts=_HOSTS,
-    also=(_SLICES, _SLICE, _COORDINATOR),
+    also_reads=(_SLICES, _SLICE, _COORDINATOR),
     one_rank=True,
     unless=("RANK", "LOCAL_RANK"),
     claim=_claim,

@@ -36,8 +36,8 @@ def _read(reader: EnvReader) -> None:
         # Without its text: its "job" has the arguments and the environment of the containers
         reader.problems.append(f"{_SPEC}, {len(text)} characters, {cause}")
         return
-    reader.put(f"task of {_SPEC}", rank=own)
-    reader.put(f"replicas of {_SPEC}", world_size=len(nodes), num_nodes=len(nodes))
+    reader.record(f"task of {_SPEC}", rank=own)
+    reader.record(f"replicas of {_SPEC}", world_size=len(nodes), num_nodes=len(nodes))
     reader.own_address = (nodes[0], f"workerpool0 of {_SPEC}")
     reader.port_seed = reader.own_address
     reader.node_level = (
@@ -114,10 +114,10 @@ def _json_object(text: str) -> dict[str, object]:
 VERTEX = NodePlatform(
     name="vertex",
     title="Vertex AI custom training",
-    page="https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training",
+    source="https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training",
     index_variable=_SPEC,
     count_variable="",
-    job_id=("CLOUD_ML_JOB_ID",),
+    job_id_variables=("CLOUD_ML_JOB_ID",),
     read=_read,
     unless=("RANK", "LOCAL_RANK", "TF_CONFIG"),
     claim=_claim,

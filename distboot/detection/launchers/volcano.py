@@ -43,7 +43,7 @@ def _read(reader: EnvReader) -> None:
             "work alone"
         )
     reader.integers("RANK", "WORLD_SIZE")
-    reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
+    reader.record("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:
         reader.node_level = (
             "Volcano's RANK counts pods, and no variable has the number of processes per node"
@@ -53,14 +53,14 @@ def _read(reader: EnvReader) -> None:
 VOLCANO = NodePlatform(
     name="volcano",
     title="Volcano jobs (plugins pytorch and env)",
-    page=(
+    source=(
         "https://github.com/volcano-sh/volcano/tree/master/"
         "pkg/controllers/job/plugins/distributed-framework/pytorch"
     ),
     index_variable="RANK",
     count_variable="WORLD_SIZE",
-    marks=_MARKERS,
-    also=(*_MARKERS, "VC_*_NUM"),
+    own_markers=_MARKERS,
+    also_reads=(*_MARKERS, "VC_*_NUM"),
     read=_read,
     # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the
     # tensorflow plugin.
