@@ -49,6 +49,17 @@ class Step(NamedTuple):
     local_rank: str  # as it is in the variable; empty: not known
 
 
+class Numbers(NamedTuple):
+    """The variables that hold `NUMBERS`; empty: there is none."""
+
+    rank: str = ""
+    world_size: str = ""
+    local_rank: str = ""
+    local_world_size: str = ""
+    node_rank: str = ""
+    num_nodes: str = ""
+
+
 class Launcher(NamedTuple):
     """One launcher."""
 
@@ -74,8 +85,7 @@ class Launcher(NamedTuple):
     refuse_unclaimed: Callable[[Mapping[str, str]], None] = _nothing
 
     # -- What is read
-    # The variables of `NUMBERS`, in this order; empty where it has none
-    numbers: tuple[str, ...] = ()
+    numbers: Numbers = Numbers()
     optional: tuple[str, ...] = ()  # those of them that it does not always set
     fallbacks: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
     # Another variable that may be there as well -> the one that it must not contradict

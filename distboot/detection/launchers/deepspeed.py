@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher, has_any
+from . import Launcher, Numbers, has_any
 
 _OWN = ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE")
 
@@ -40,7 +40,14 @@ DEEPSPEED = Launcher(
     ),
     markers=("CROSS_RANK", "CROSS_SIZE"),
     claim=_claim,
-    numbers=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    numbers=Numbers(
+        rank="RANK",
+        world_size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_world_size="LOCAL_SIZE",
+        node_rank="CROSS_RANK",
+        num_nodes="CROSS_SIZE",
+    ),
     in_order=("node_rank",),
     read=_check,
     nodes_are_hosts=True,

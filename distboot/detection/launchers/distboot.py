@@ -6,7 +6,7 @@ The agent is not a daemon of another launcher: what started the agent is further
 from __future__ import annotations
 
 from ...base.internal_variables import RANK
-from . import Launcher
+from . import Launcher, Numbers
 
 DISTBOOT = Launcher(
     name="distboot",
@@ -17,6 +17,6 @@ DISTBOOT = Launcher(
         "DISTBOOT_LOCAL_WORLD_SIZE={per_node} DISTBOOT_NODE_RANK={node} DISTBOOT_NUM_NODES={nodes}"
     ),
     markers=RANK[:2],
-    numbers=RANK,
+    numbers=Numbers(*RANK),
     mpi="no",
 )

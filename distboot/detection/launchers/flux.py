@@ -7,7 +7,7 @@ order.
 from __future__ import annotations
 
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 FLUX = Launcher(
     name="flux",
@@ -18,13 +18,11 @@ FLUX = Launcher(
         "FLUX_JOB_NNODES={nodes} FLUX_JOB_ID=ƒD2e73NP PMI_RANK={rank} PMI_SIZE={size}"
     ),
     markers=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-    numbers=(
-        "FLUX_TASK_RANK",
-        "FLUX_JOB_SIZE",
-        "FLUX_TASK_LOCAL_ID",
-        "",
-        "",
-        "FLUX_JOB_NNODES",
+    numbers=Numbers(
+        rank="FLUX_TASK_RANK",
+        world_size="FLUX_JOB_SIZE",
+        local_rank="FLUX_TASK_LOCAL_ID",
+        num_nodes="FLUX_JOB_NNODES",
     ),
     must_equal={"PMI_RANK": "FLUX_TASK_RANK", "PMI_SIZE": "FLUX_JOB_SIZE"},
     # The first has the ids of all jobs around this one, too: a job's own id is unique in its

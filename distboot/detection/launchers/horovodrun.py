@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from ..parse import is_loopback, parse_address
-from . import Launcher
+from . import Launcher, Numbers
 
 _PLACE = (
     "HOROVOD_LOCAL_RANK",
@@ -124,7 +124,7 @@ HOROVODRUN = Launcher(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR=10.77.0.11 HOROVOD_GLOO_RENDEZVOUS_PORT=15863"
     ),
     markers=("HOROVOD_RANK", "HOROVOD_SIZE"),
-    numbers=("HOROVOD_RANK", "HOROVOD_SIZE"),
+    numbers=Numbers(rank="HOROVOD_RANK", world_size="HOROVOD_SIZE"),
     read=_read,
     nodes_are_hosts=True,
     local_count="HOROVOD_LOCAL_SIZE",

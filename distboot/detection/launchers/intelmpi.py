@@ -6,7 +6,7 @@ is no I_MPI_HYDRA_UUID.
 
 from __future__ import annotations
 
-from . import Launcher
+from . import Launcher, Numbers
 
 INTELMPI = Launcher(
     name="intelmpi",
@@ -17,7 +17,13 @@ INTELMPI = Launcher(
         "HYDRA_BSTRAP_NODE_ID={node} I_MPI_HYDRA_UUID=cb680000-d51a-633c-c060-060095bab106"
     ),
     markers=("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_NODE_ID"),
-    numbers=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_BSTRAP_NODE_ID"),
+    numbers=Numbers(
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_world_size="MPI_LOCALNRANKS",
+        node_rank="HYDRA_BSTRAP_NODE_ID",
+    ),
     job_id_variables=("I_MPI_HYDRA_UUID",),
     in_order=("node_rank",),
     nodes_are_hosts=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..env_reader import EnvReader
-from . import Launcher, has_peers
+from . import Launcher, Numbers, has_peers
 
 _RANK = "JAX_PROCESS_ID"
 _SIZE = "JAX_NUM_PROCESSES"
@@ -31,7 +31,7 @@ JAX = Launcher(
     ),
     markers=(_SIZE, _RANK),
     claim=partial(has_peers, _RANK, _SIZE),
-    numbers=(_RANK, _SIZE),
+    numbers=Numbers(rank=_RANK, world_size=_SIZE),
     read=_read,
     in_order=(),
     compared_with_nodes=True,

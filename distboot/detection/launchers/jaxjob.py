@@ -6,7 +6,7 @@ from functools import partial
 
 from ..env_reader import EnvReader
 from ..parse import parse_port
-from . import Launcher, has_peers
+from . import Launcher, Numbers, has_peers
 
 _MARKERS = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
 
@@ -29,7 +29,7 @@ JAXJOB = Launcher(
     needed={*_MARKERS},
     claim=partial(has_peers, "PROCESS_ID", "NUM_PROCESSES"),
     needs_claim=True,
-    numbers=("PROCESS_ID", "NUM_PROCESSES"),
+    numbers=Numbers(rank="PROCESS_ID", world_size="NUM_PROCESSES"),
     read=_read,
     in_order=(),
     compared_with_nodes=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..env_reader import EnvReader, variable
 from ..parse import is_loopback
-from . import Launcher
+from . import Launcher, Numbers
 
 # Lightning 2.6, Trainer(devices=2, strategy="ddp"), the second process:
 #   LOCAL_RANK=1   NODE_RANK=0   WORLD_SIZE=2   MASTER_ADDR=127.0.0.1   MASTER_PORT=45741
@@ -43,7 +43,11 @@ LIGHTNING = Launcher(
     needed={*_ALL},
     unless=("RANK",),
     needs_claim=True,
-    numbers=("", "WORLD_SIZE", "LOCAL_RANK", "", "NODE_RANK"),
+    numbers=Numbers(
+        world_size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        node_rank="NODE_RANK",
+    ),
     read=_read,
     generic_names=True,
     mpi="no",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 _RANK = "JSM_NAMESPACE_RANK"
 _SIZE = "JSM_NAMESPACE_SIZE"
@@ -34,7 +34,12 @@ LSF = Launcher(
         "JSM_NAMESPACE_LOCAL_SIZE={per_node} LSB_JOBID=1234"
     ),
     markers=(_RANK, _SIZE),
-    numbers=(_RANK, _SIZE, "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    numbers=Numbers(
+        rank=_RANK,
+        world_size=_SIZE,
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
+    ),
     must_equal={"OMPI_COMM_WORLD_RANK": _RANK, "OMPI_COMM_WORLD_SIZE": _SIZE},
     read=_read,
     optional=("JSM_NAMESPACE_LOCAL_SIZE",),

@@ -6,7 +6,7 @@ Never a marker: PMI_RANK, which Slurm, Flux and PALS set, too. There is no job i
 from __future__ import annotations
 
 from ..env_reader import EnvReader
-from . import Launcher
+from . import Launcher, Numbers
 
 
 def _read(reader: EnvReader) -> None:
@@ -36,7 +36,7 @@ MPICH = Launcher(
         "MPI_LOCALRANKID={local} MPI_LOCALNRANKS={per_node}"
     ),
     markers=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    numbers=("PMI_RANK", "PMI_SIZE"),
+    numbers=Numbers(rank="PMI_RANK", world_size="PMI_SIZE"),
     read=_read,
     nodes_are_hosts=True,
     local_count="MPI_LOCALNRANKS",

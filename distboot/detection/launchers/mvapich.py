@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 
 def _check(reader: EnvReader) -> None:
@@ -27,13 +27,13 @@ MVAPICH = Launcher(
         "MPDMAN_KVS_TEMPLATE=kvs_393_nodea_997 MPISPAWN_MPIRUN_RANK_{local}={rank}"
     ),
     markers=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    numbers=(
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        "MV2_NODE_ID",
-        "MV2_NUM_NODES_IN_JOB",
+    numbers=Numbers(
+        rank="MV2_COMM_WORLD_RANK",
+        world_size="MV2_COMM_WORLD_SIZE",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        local_world_size="MV2_COMM_WORLD_LOCAL_SIZE",
+        node_rank="MV2_NODE_ID",
+        num_nodes="MV2_NUM_NODES_IN_JOB",
     ),
     job_id_variables=("MPDMAN_KVS_TEMPLATE",),
     read=_check,

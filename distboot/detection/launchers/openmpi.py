@@ -13,7 +13,7 @@ PMIX_NAMESPACE (the host of mpirun, which need not be that of rank 0); OMPI_MCA_
 from __future__ import annotations
 
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 _RANK = "OMPI_COMM_WORLD_RANK"
 _SIZE = "OMPI_COMM_WORLD_SIZE"
@@ -33,7 +33,12 @@ OPENMPI = Launcher(
         "OMPI_WORLD_SIZE={size} OMPI_WORLD_LOCAL_SIZE={per_node} OMPI_VERSION=5.0.11"
     ),
     markers=(_RANK, _SIZE),
-    numbers=(_RANK, _SIZE, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    numbers=Numbers(
+        rank=_RANK,
+        world_size=_SIZE,
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     fallbacks={_RANK: "PMIX_RANK"},
     must_equal={
         "PMIX_RANK": _RANK,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 
 def _read(reader: EnvReader) -> None:
@@ -38,7 +38,12 @@ PALS = Launcher(
     ),
     markers=("PALS_RANKID", "PALS_NODEID"),
     unless=("SLURM_STEP_ID",),
-    numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    numbers=Numbers(
+        rank="PALS_RANKID",
+        world_size="PMI_SIZE",
+        local_rank="PALS_LOCAL_RANKID",
+        local_world_size="PALS_LOCAL_SIZE",
+    ),
     fallbacks={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
     must_equal={
         "PMI_RANK": "PALS_RANKID",

@@ -7,7 +7,7 @@ known.
 from __future__ import annotations
 
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 # Launchers with these set PMI_*, too, and know more. Where none of them claims the process, it is
 # the shell of a step.
@@ -28,7 +28,7 @@ PMI = Launcher(
     sample="PMI_RANK={rank} PMI_SIZE={size}",
     markers=("PMI_RANK", "PMI_SIZE"),
     unless=_OF_OTHERS,
-    numbers=("PMI_RANK", "PMI_SIZE"),
+    numbers=Numbers(rank="PMI_RANK", world_size="PMI_SIZE"),
     nodes_are_hosts=True,
     uses_daemons=True,
     left_over=(LeftOver("PMI_ID", "an MPI launcher that serves PMI at a port", in_shell=True),),

@@ -19,7 +19,7 @@ from ...base.text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
 from ..left_over import LeftOver
 from ..parse import expand_counts, expand_hosts
-from . import Launcher, Step, has_any
+from . import Launcher, Numbers, Step, has_any
 
 # The size of the step; and what srun sets to it, too, unless it was told to keep that of the job
 # (--preserve-env).
@@ -351,7 +351,12 @@ SLURM = Launcher(
     markers=_MARKERS,
     claim=_claim,
     triggers=("SLURM_PROCID",),
-    numbers=("SLURM_PROCID", _SIZE, "SLURM_LOCALID", "", "", _NODES),
+    numbers=Numbers(
+        rank="SLURM_PROCID",
+        world_size=_SIZE,
+        local_rank="SLURM_LOCALID",
+        num_nodes=_NODES,
+    ),
     fallbacks={_SIZE: _SIZE_OF_JOB},
     must_equal={"PMI_SIZE": _SIZE},
     read=_read,

@@ -15,7 +15,7 @@ import re
 from ...base.patterns import pattern
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
-from . import Launcher
+from . import Launcher, Numbers
 
 _ERROR_FILE = pattern(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII | re.DOTALL)
 _NO_ID = "none"  # torchrun's word for no --rdzv-id
@@ -62,7 +62,13 @@ TORCHRUN = Launcher(
         "TORCHELASTIC_USE_AGENT_STORE=False"
     ),
     markers=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    numbers=("RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    numbers=Numbers(
+        rank="RANK",
+        world_size="WORLD_SIZE",
+        local_world_size="LOCAL_WORLD_SIZE",
+        node_rank="GROUP_RANK",
+        num_nodes="GROUP_WORLD_SIZE",
+    ),
     read=_read,
     sets_torch_vars=True,
     owns_torch_vars=True,
