@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ...base.table import first_that_holds
 from ..env_reader import EnvReader
 from ..left_over import LeftOver
 from ..node_platform import NodePlatform
@@ -29,12 +28,14 @@ def _read(reader: EnvReader) -> None:
     reader.record(_NODES, num_nodes=nodes)
     _number_main_first(reader, node, main, nodes)
     job, _, _ = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")
-    reader.record("AWS_BATCH_JOB_ID", job_id=job or None)
+    job_id = job or None
+    reader.record("AWS_BATCH_JOB_ID", job_id=job_id)
     if nodes != 1:
         reader.node_level = (
             "AWS Batch counts nodes, and no variable has the number of processes per node"
         )
-    if _MAIN_ADDRESS in reader.environ:
+    is_told_address = _MAIN_ADDRESS in reader.environ
+    if is_told_address:
         reader.take_own_address(_MAIN_ADDRESS)
     elif node == main:
         _take_own_name(reader)
@@ -46,12 +47,24 @@ def _number_main_first(
     """Number the main node 0, as only its address is known to all, and the others in order."""
     if node is None or main is None:
         return
-    if nodes is not None and main >= nodes:
+    is_outside = nodes is not None and main >= nodes
+    if is_outside:
         reader.reject(_MAIN_NODE, f"is not below {_NODES}={nodes}")
         return
-    rank = first_that_holds((node == main, 0), (node < main, node + 1), (True, node))
-    source = first_that_holds((main == 0, _NODE), (True, f"{_NODE}, the main node first"))
+    source = _NODE
+    if main != 0:
+        source = f"{_NODE}, the main node first"
+    rank = _main_first(node, main)
     reader.record(source, rank=rank)
+
+
+def _main_first(node: int, main: int) -> int:
+    """The number of a node where the main node is 0 and the others follow in order."""
+    if node == main:
+        return 0
+    if node < main:
+        return node + 1
+    return node
 
 
 def _take_own_name(reader: EnvReader) -> None:
