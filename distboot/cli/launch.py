@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..agent.logs import Logs
-    from ..detection.allocation import Unused
+    from ..detection.allocation import PossiblePeers
     from ..host.binding import Cpus
 
 
@@ -72,19 +72,19 @@ class Launch(NamedTuple):
             environ,
         )
 
-    def unused(self, placement: Placement) -> Unused | None:
+    def unused(self, placement: Placement) -> PossiblePeers | None:
         """Tasks and hosts that the job leaves unused, if the command is not what uses them."""
         if self.nested is not None or self.target.is_shell:
             return None
         launcher = self.options.launcher
-        return surroundings.unused(placement, self.environ, launcher)
+        return surroundings.find_possible_peers(placement, self.environ, launcher)
 
     def warn_of_unused(self, placement: Placement) -> None:
         """Warn of unused tasks and hosts, unless a wrapper around this one has."""
         is_inside_wrapper = bool(inherited.about(placement, self.environ).fields)
         if not is_inside_wrapper:
             unused = self.unused(placement)
-            surroundings.warn_of_unused(placement, unused)
+            surroundings.warn_of_possible_peers(placement, unused)
 
     def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes; None: to this process's stdout and stderr, as it is."""

@@ -68,16 +68,16 @@ class BatchSystem(NamedTuple):
     instead: str = ""  # what another launcher wants in `start_nodes`
 
 
-class Unused(NamedTuple):
-    """Tasks or hosts on which no rank of this job runs."""
+class PossiblePeers(NamedTuple):
+    """What shows processes beside the ranks of this job, which may belong to it."""
 
     found: str  # for example "the Slurm allocation has 4 tasks (SLURM_NTASKS='4')"
     remedy: str  # what to type
 
 
-def unused(
+def find_unused(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
-) -> Unused | None:
+) -> PossiblePeers | None:
     """What the environment reserves and this job leaves unused; None: nothing is known of that."""
     ignored = _ignored_hostfile(placement, environ, texts)
     if ignored is not None:
@@ -96,11 +96,11 @@ def unused(
         return None
     found = _found(system, tasks, hosts)
     remedy = _remedy(system, placement, tasks, hosts)
-    return Unused(found, remedy)
+    return PossiblePeers(found, remedy)
 
 
 def files(environ: Mapping[str, str]) -> list[str]:
-    """The variables that name files which `unused` needs."""
+    """The variables that name files which `find_unused` needs."""
     names = [_HOSTFILE]
     for source in _system(environ).hosts:
         names.append(source.name)
@@ -202,7 +202,7 @@ def _remedy(system: BatchSystem, placement: Placement, tasks: Count, hosts: Coun
 
 def _ignored_hostfile(
     placement: Placement, environ: Mapping[str, str], texts: Mapping[str, str]
-) -> Unused | None:
+) -> PossiblePeers | None:
     """A hostfile of Open MPI 4, which Open MPI 5 does not read: it starts all ranks on its host."""
     # PMIX_NAMESPACE=prterun-nodea-22774@1; Open MPI 4 has a number there.
     is_5 = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
@@ -214,7 +214,7 @@ def _ignored_hostfile(
         return None
     shown = variable(environ, _HOSTFILE)
     path = environ[_HOSTFILE]
-    return Unused(
+    return PossiblePeers(
         f"the file {shown} names {counted(hosts, 'host')}, "
         "and Open MPI 5 does not read that variable",
         f"name the file in {_HOSTFILE_OF_5}; or mpirun --hostfile {path} …",

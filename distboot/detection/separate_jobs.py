@@ -14,7 +14,7 @@ from itertools import filterfalse
 from operator import attrgetter
 
 from ..base.patterns import pattern
-from .allocation import Unused
+from .allocation import PossiblePeers
 from .env_reader import variable
 from .launchers import Launcher
 from .order import LAUNCHERS, with_marker
@@ -36,7 +36,7 @@ _OF_NODES = {VARIABLES["node_rank"]}
 _is_compared = attrgetter("compared_with_nodes")
 
 
-def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
+def outer_processes(placement: Placement, environ: Mapping[str, str]) -> PossiblePeers | None:
     """The processes of an outer launcher, which may have started a job of one node each."""
     has_other_nodes = placement.num_nodes != 1
     is_typed = _TERMINAL in environ
@@ -48,12 +48,12 @@ def outer_processes(placement: Placement, environ: Mapping[str, str]) -> Unused 
         theirs = claimed_whole(other, outer)  # what is broken there is not about this process
         if theirs is not None and theirs.world_size > 1:
             text = _described(other, theirs, environ)
-            return _unused(own, text, f"{theirs.world_size} jobs")
+            return _possible_peers(own, text, f"{theirs.world_size} jobs")
     found = list(filter(_is_of_nodes, signs(outer)))
     if found:
         shown = map(partial(variable, environ), found[0].variables)
         listed = ", ".join(shown)
-        return _unused(own, f"the environment shows other nodes ({listed})", "jobs")
+        return _possible_peers(own, f"the environment shows other nodes ({listed})", "jobs")
     return None
 
 
@@ -95,16 +95,16 @@ def _described(other: Launcher, theirs: Placement, environ: Mapping[str, str]) -
     return f"{other.command or other.name} has {theirs.world_size} {what} ({source})"
 
 
-def _unused(own: Launcher, text: str, jobs: str) -> Unused:
+def _possible_peers(own: Launcher, text: str, jobs: str) -> PossiblePeers:
     command = own.command or own.name
     several = f"if each of them starts {command}, these are {jobs} that train separately"
     if own.name == WRAPPER:
-        return Unused(
+        return PossiblePeers(
             text,
             f"{several}: add --nnodes, --node-rank and --master-addr; "
             "or set DISTBOOT_LAUNCHER=none if they are meant to be separate",
         )
-    return Unused(
+    return PossiblePeers(
         text,
         f"{several}: tell {command} of the other nodes, or leave it out "
         "(python -m distboot --nproc-per-node N train.py … in its place); "

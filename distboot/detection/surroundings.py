@@ -1,8 +1,8 @@
-"""The tasks and hosts that an allocation reserves and a job leaves unused, for a warning.
+"""What may belong to a job beside its ranks, for a warning.
 
-`detect` reads variables alone. This module also reads the files that they name, and asks the broker
-of Flux; `allocation` decides. It compares the address of rank 0 with this host by `here`, which
-decides whether a process without a launcher is alone.
+It may be tasks and hosts of an allocation that have no rank (`allocation`), the other processes of
+an outer launcher (`separate_jobs`), or another host by the address of rank 0 (`here`). `detect`
+reads variables alone; this module also reads the files that they name, and asks Flux's broker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 
 from ..base.text import counted, escape_control, log_line
 from . import allocation
-from .allocation import Unused
+from .allocation import PossiblePeers
 from .order import LAUNCHERS
 from .placement import NO_LAUNCHER, OFF, WRAPPER, Placement
 
@@ -32,13 +32,13 @@ def read_file(path: str) -> str:
         return ""
 
 
-def unused(
+def find_possible_peers(
     placement: Placement,
     environ: Mapping[str, str],
     launcher: str | None = None,  # that the caller named
     read: Callable[[str], str] = read_file,
-) -> Unused | None:
-    """Tasks or hosts that the environment reserves, and on which no rank of this job runs."""
+) -> PossiblePeers | None:
+    """What shows processes beside the ranks of this job, which may belong to it; None: nothing."""
     named = launcher or environ.get("DISTBOOT_LAUNCHER")
     if named in (OFF, NO_LAUNCHER):
         return None
@@ -51,7 +51,7 @@ def unused(
         if outer is not None:
             return outer
     texts = _texts(placement, environ, read)
-    found = allocation.unused(
+    found = allocation.find_unused(
         placement,
         environ,
         texts,
@@ -63,7 +63,7 @@ def unused(
     return _elsewhere(placement, environ)
 
 
-def _elsewhere(placement: Placement, environ: Mapping[str, str]) -> Unused | None:
+def _elsewhere(placement: Placement, environ: Mapping[str, str]) -> PossiblePeers | None:
     """The host of rank 0, where that is another one than the one host of this job.
 
     It does not prove that there are others: a Service before the one pod of a job has such an
@@ -80,7 +80,7 @@ def _elsewhere(placement: Placement, environ: Mapping[str, str]) -> Unused | Non
     address = other_rank_0(environ)
     if not address:
         return None
-    return Unused(
+    return PossiblePeers(
         address,
         "set RANK and WORLD_SIZE in every process if there are others; "
         "or unset the variable, or set DISTBOOT_LAUNCHER=none, if there are none",
@@ -103,7 +103,7 @@ def _texts(
     return texts
 
 
-def warn_of_unused(placement: Placement, found: Unused | None) -> None:
+def warn_of_possible_peers(placement: Placement, found: PossiblePeers | None) -> None:
     """Say on rank 0 what the job leaves unused."""
     if found is None or placement.rank:
         return
@@ -111,7 +111,7 @@ def warn_of_unused(placement: Placement, found: Unused | None) -> None:
     log_line(placement.who, escape_control(warning))
 
 
-def described(placement: Placement, found: Unused) -> str:
+def described(placement: Placement, found: PossiblePeers) -> str:
     """`"this process is alone, but the Slurm allocation has 4 tasks (SLURM_NTASKS='4')"`."""
     ranks = "this process is alone"
     if placement.world_size > 1:

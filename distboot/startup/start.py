@@ -85,10 +85,10 @@ def _checked(call: Call) -> tuple[Call, bool]:
 
 def _warned_of_unused(call: Call) -> Call:
     """Warn of tasks and hosts that the job leaves unused. The job's summary names them, too."""
-    unused = surroundings.unused(call.placement, call.environ, call.launcher)
+    unused = surroundings.find_possible_peers(call.placement, call.environ, call.launcher)
     if unused is None:
         return call
-    surroundings.warn_of_unused(call.placement, unused)
+    surroundings.warn_of_possible_peers(call.placement, unused)
     return call._replace(supervision=call.supervision._replace(unused=unused.found))
 
 

@@ -62,7 +62,7 @@ def where() -> str:
 def _with_more_notes(placement: Placement, launcher: str | None) -> Placement:
     """The placement with notes on what the job leaves unused, and on a launcher above it."""
     notes = list(placement.notes)
-    unused = surroundings.unused(placement, os.environ, launcher)
+    unused = surroundings.find_possible_peers(placement, os.environ, launcher)
     if unused is not None:
         notes.append(f"{surroundings.described(placement, unused)}: {unused.remedy}")
     above = find_launcher_above(placement, os.environ, launcher)

@@ -33,7 +33,9 @@ def _found(environ: Mapping[str, str], **files: str) -> str:
     """What a process that no launcher started leaves unused; `files` by the variable that names them."""
     named = {**environ, **{name: f"/{name}" for name in files}}
     texts = {f"/{name}": text for name, text in files.items()}
-    unused = surroundings.unused(detect(named), named, read=lambda path: texts.get(path, ""))
+    unused = surroundings.find_possible_peers(
+        detect(named), named, read=lambda path: texts.get(path, "")
+    )
     return "" if unused is None else unused.found.partition("allocation has ")[2]
 
 
@@ -92,7 +94,7 @@ def test_tasks_and_hosts_of_batch_systems(
 )
 def test_rank_0_on_another_host_is_named(environ: dict[str, str], is_named: bool) -> None:
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "192.0.2.7", "MASTER_PORT": "29500"}
-    found = surroundings.unused(detect({**job, **environ}), {**job, **environ})
+    found = surroundings.find_possible_peers(detect({**job, **environ}), {**job, **environ})
     said = "the address of rank 0 is not an address of this host (MASTER_ADDR='192.0.2.7')"
     assert (found and found.found) == (said if is_named else None)
 
@@ -102,7 +104,7 @@ def test_captures_of_launchers_are_not_warned_of() -> None:
     for capture in ALL:
         for process in capture.processes:
             placement = detect(process.environ)
-            if surroundings.unused(placement, process.environ) is not None:
+            if surroundings.find_possible_peers(placement, process.environ) is not None:
                 warned.add(capture.name)
     assert warned == {
         "slurm-interactive-22.05.8/uis_salloc_shell_typed_python",
@@ -198,7 +200,7 @@ def _of_one_node(name: str) -> dict[str, str]:
     ],
 )
 def test_jobs_that_each_process_starts(environ: dict[str, str], found: str) -> None:
-    unused = surroundings.unused(detect(environ), environ)
+    unused = surroundings.find_possible_peers(detect(environ), environ)
     assert ("" if unused is None else unused.found) == found
 
 

@@ -50,7 +50,7 @@ def launcher(machine: Machine) -> Finding:
 def allocation(machine: Machine) -> list[Finding]:
     """Whether a batch system or a hostfile has tasks or hosts that the job leaves unused."""
     placement = machine.placement()
-    found = surroundings.unused(placement, machine.environ, read=machine.text)
+    found = surroundings.find_possible_peers(placement, machine.environ, read=machine.text)
     if found is None:
         return []
     return [warning(surroundings.described(placement, found), found.remedy)]
