@@ -69,7 +69,11 @@ class Wait:
         members: Mapping[int, RankState],
         now: float,
     ) -> str:
-        """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); …"`."""
+        """What is printed of the wait.
+
+        `"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); …"`,
+        `"waiting for each other for 60 s: ranks 0-1 wait in all_reduce (train.py:84); …"`
+        """
         late = self.late
         length = f"{now - self.since:.0f} s"
         is_counted = all(self._positions[rank].is_counted for rank in late.witnesses)
