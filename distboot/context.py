@@ -221,10 +221,11 @@ class Context:
                 collective operations does not matter here.
 
         Raises:
-            DistbootError: `missing-rank`: on ranks that have waited so long in vain; and on rank 0,
-                after its block, if there are any. `rank-failed`: the block failed on rank 0, with
-                the reason. `usage`: invalid `timeout`; another thread of this rank waits for other
-                ranks; or the context is closed, before or by this block.
+            DistbootError: `missing-rank`: on a rank that has waited `timeout` for rank 0; then also
+                on rank 0, when its block ends. A rank that never enters is not noticed.
+                `rank-failed`: the block failed on rank 0, with the reason. `usage`: invalid
+                `timeout`; another thread of this rank waits for other ranks; or the context is
+                closed, before or by this block.
         """
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 

@@ -93,8 +93,8 @@ SETTINGS = (
         "DISTBOOT_BIND",
         "bind each rank to CPUs of its own, whole cores of those that the wrapper may use: "
         "`accelerator`: a part of those beside its accelerator; `numa`: a part of all, in the "
-        "order of NUMA nodes; `auto`: the former where that is known. A rank that its launcher has "
-        "bound stays so",
+        "order of NUMA nodes; `auto`: `accelerator` where the CPUs near it are known, else `numa`. "
+        "A rank that its launcher has bound stays so",
         default="none",
         read=readers.one_of("auto", "numa", "accelerator", "none"),
         option="--bind",
@@ -169,7 +169,7 @@ SETTINGS = (
         "address are detected. `gpu`: one per accelerator; `cpu`: one per CPU; `auto`: as many as "
         "the platform says, else `gpu`, or `cpu` if there are none. DISTBOOT_NPROC_PER_NODE does "
         "the same, for an image whose ENTRYPOINT is the wrapper",
-        without="the process is itself a rank",
+        without="none: this process is one rank",
         read=readers.nproc_per_node,
         option="--nproc-per-node",
         metavar="N|auto|gpu|cpu",

@@ -158,7 +158,7 @@ GROUPS = (
             ),
             Patch(
                 "SIGTERM is ignored",
-                "while a rank that failed for another one ends",
+                "while a rank ends that failed only because another one had",
                 "end of the script",
                 _DETECTION,
                 "agent/sidecar_start.py",

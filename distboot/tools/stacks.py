@@ -33,10 +33,10 @@ def stacks(arguments: list[str]) -> int:
         detects=False,
     )
     parser.add_argument(
-        "--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job"
+        "--pid", type=int, default=0, help="of a wrapper, an agent or a script of the job"
     )
     parser.add_argument(
-        "--job", default="", help="the launcher's id of it, where several jobs are here"
+        "--job", default="", help="the launcher's job id, where several jobs are here"
     )
     options = parser.parse_args(arguments)
     agents = _agents_of(options.job)
