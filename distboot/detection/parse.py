@@ -65,8 +65,7 @@ def parse_address(text: str) -> tuple[str, int | None]:
 
 def _parse_unusual_address(text: str) -> tuple[str, int | None]:
     if "://" in text:
-        service = _service_link(text)
-        raise ValueError(f"is a URL, not an address{service}")
+        raise ValueError("is a URL, not an address")
     if "@" in text:
         raise ValueError("has a user name, which an address has not")
     if text.startswith("["):
