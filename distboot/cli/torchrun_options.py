@@ -225,19 +225,26 @@ def refuse_different(options: SimpleNamespace, placement: Placement) -> None:
 
 def _numbered(placement: Placement) -> str:
     """`"slurm started 2 processes"`, or `"2 nodes are numbered (NUM_NODES)"`."""
+    from ..detection.address_remedy import is_by_hand  # here, as most give the right number
+
     count = placement.world_size
     if placement.launcher == _NODES:  # variables that a person or a platform has set
         source = placement.sources["world_size"]
         return f"{count} nodes are numbered ({source})"
+    if is_by_hand(placement.launcher, placement.platform):
+        return f"WORLD_SIZE={count} says that there are {count} processes"
     return f"{placement.launcher} started {count} processes"
 
 
 def _other_count(options: SimpleNamespace, placement: Placement) -> str:
     """The remedy where another number of nodes was given than that of the placement."""
+    from ..detection.address_remedy import or_unset  # here, as most give the right number
+
     is_node = placement.num_nodes == placement.world_size
     if not is_node:
         remedy = without_counts(options, placement)
-        return f"{remedy}; or start the command once on each node"
+        unset = or_unset(placement.launcher, placement.platform)
+        return f"{remedy}; or start the command once on each node{unset}"
     leave_out = " and ".join(_counting(options))
     remedy = f"leave {leave_out} out"
     if options.standalone:
@@ -247,11 +254,16 @@ def _other_count(options: SimpleNamespace, placement: Placement) -> str:
 
 def without_counts(options: SimpleNamespace, placement: Placement) -> str:
     """The remedy where each process that the launcher has started is to be a rank."""
+    from ..detection.address_remedy import is_by_hand  # here, as most give the right number
+
     given = _counting(options)
     if not options.one_per_node_by:
         given.append("--nproc-per-node (or DISTBOOT_NPROC_PER_NODE)")
     leave_out = " and ".join(given)
-    return f"leave {leave_out} out: each process of {placement.launcher} is a rank"
+    whose = f"of {placement.launcher}"
+    if is_by_hand(placement.launcher, placement.platform):
+        whose = "with a RANK"
+    return f"leave {leave_out} out: each process {whose} is a rank"
 
 
 def _counting(options: SimpleNamespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""What to do where MASTER_ADDR or MASTER_PORT is wrong, or both are."""
+"""What to do where MASTER_ADDR or MASTER_PORT is wrong or missing, or both are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 _ADDRESS = "MASTER_ADDR"
 _PORT = "MASTER_PORT"
+_PLAIN = "torch"  # the launcher of RANK and WORLD_SIZE alone
 _SET_HOST = "set MASTER_ADDR to the host of rank 0"
 # By what is wrong: what to do, and what to unset where the launcher can do without
 _REMEDIES = {
@@ -28,3 +29,15 @@ def address_remedy(problems: Sequence[str], can_do_without: Mapping[str, bool]) 
     if all(can_do_without[name] for name in wrong):
         return f"{hint}, or unset {pronoun}"
     return hint
+
+
+def is_by_hand(launcher: str, platform: str | None) -> bool:
+    """Whether a person, or what they ran before in this shell, may have set RANK and WORLD_SIZE."""
+    return launcher == _PLAIN and platform is None
+
+
+def or_unset(launcher: str, platform: str | None) -> str:
+    """`"; or unset RANK and WORLD_SIZE if they are left over"`; empty where a launcher set them."""
+    if not is_by_hand(launcher, platform):
+        return ""
+    return "; or unset RANK and WORLD_SIZE if they are left over"

@@ -198,7 +198,8 @@ def require_master(placement: Placement, *, in_init: bool = False) -> Placement:
         raise DistbootError(
             "no-master-port",
             f"launcher {placement.launcher!r} gives neither a port nor a job id to derive one from",
-            f"choose a free port: {_how_to_pass(placement, 'MASTER_PORT', '29500')}",
+            f"choose a free port: {_how_to_pass(placement, 'MASTER_PORT', '29500')}"
+            f"{_or_unset(placement)}",
         )
     return placement
 
@@ -210,6 +211,7 @@ def _no_address(placement: Placement, *, in_init: bool) -> DistbootError:
         hint += "; and a free port there as MASTER_PORT"
     if in_init and LAUNCHERS[placement.launcher].mpi == "yes":
         hint += "; or install mpi4py, which init() asks"
+    hint += _or_unset(placement)
     return DistbootError(
         "no-master-addr",
         f"{_size_of_job(placement)}, but no variable names the host of rank 0",
@@ -234,6 +236,12 @@ def _size_of_job(placement: Placement) -> str:
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
     hint = LAUNCHERS[placement.launcher].env_forwarding_hint
     return hint.replace("NAME", name).replace("VALUE", value)
+
+
+def _or_unset(placement: Placement) -> str:
+    from .address_remedy import or_unset  # here, as most have an address
+
+    return or_unset(placement.launcher, placement.platform)
 
 
 def wait_until_resolves(placement: Placement, join_timeout: float) -> None:

@@ -58,6 +58,12 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         },
     ),
     "openmpi_no_master_addr": (RUN, OPENMPI),
+    "plain_no_master_addr": (RUN, {"RANK": "0", "WORLD_SIZE": "2"}),
+    "plain_no_master_port": (RUN, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nodea"}),
+    "plain_standalone": (
+        ("run", "--standalone", "--nproc-per-node=2", "--", "true"),
+        {"RANK": "0", "WORLD_SIZE": "2"},
+    ),
     "openmpi_loopback_for_several_nodes": (RUN, {**OPENMPI, "MASTER_ADDR": "127.0.0.1"}),
     "openmpi_and_plain_disagree": (RUN, {**OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}),
     "mpich_no_master_port": (RUN, {**MPICH, "MASTER_ADDR": "nodea"}),
