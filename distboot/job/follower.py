@@ -347,7 +347,8 @@ class Follower(AgentJob):
         if waits_at.name != READY or message.key not in (None, waits_at):
             return message
         code, text, hint = message.problem
-        text = f"rank 0 says: {text}"[:LONGEST_TEXT]
+        if not text.startswith("rank 0 on "):  # it does not name rank 0 itself
+            text = f"rank 0 says: {text}"[:LONGEST_TEXT]
         return replace(message, problem=(code, text, hint))
 
     def _answer_for_rank_0(self, ranks: Iterable[int], now: float) -> None:

@@ -352,7 +352,11 @@ class Worker:
         if isinstance(answer, Refused):
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
-            raise as_error(answer.problem, f"{self._unit} 0 says")
+            _, text, _ = answer.problem
+            whose = f"{self._unit} 0 says"
+            if text.startswith(f"{self._unit} 0 on "):  # it names rank 0 itself
+                whose = ""
+            raise as_error(answer.problem, whose)
         return Membership.from_message(answer, self._own.world_size)
 
     def _send(self, message: object) -> None:

@@ -56,7 +56,19 @@ def unwritable(path: str) -> DistbootError | None:
         "output-failed",
         f"the report {short_repr(path)} cannot be written: {why}",
         "let --report or DISTBOOT_REPORT name another file, "
-        "in an existing, writable folder of rank 0's host",
+        f"in an existing, writable folder of rank 0's host{_if_relative(path)}",
+    )
+
+
+def _if_relative(path: str) -> str:
+    """What to do where the path comes of a relative one in the environment; else empty."""
+    given = os.environ.get("DISTBOOT_REPORT", "")
+    is_of_variable = given and os.path.basename(given) == os.path.basename(path)
+    if not is_of_variable or os.path.isabs(given):
+        return ""
+    return (
+        f"; {short_repr(given)} is relative to the working directory, which a script may change "
+        "before init(): give an absolute path"
     )
 
 

@@ -366,6 +366,20 @@ def test_unwritable_report_is_an_error_before_start(start: Start, way: str, path
         assert not (running.folder / f"pid-{rank}").exists()
 
 
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_relative_report_has_its_own_hint(
+    start: Start, tmp_path: Path, *, is_relative: bool
+) -> None:
+    path = "no/report.json"
+    if not is_relative:
+        path = str(tmp_path / path)
+    running = start("ready()", ranks=2, init=True, DISTBOOT_REPORT=path)
+    assert running.codes() == [74, 74]
+    said = "'no/report.json' is relative to the working directory"
+    for rank in (0, 1):
+        assert (said in running.output(rank)) == is_relative
+
+
 def test_earlier_report_survives_a_failed_write(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("earlier")

@@ -242,7 +242,8 @@ def test_later_rank_hears_why_no_job_starts(run_ranks: RunRanks) -> None:
     )
     first, later = run_ranks("", before=["sh", "-c", command, sys.executable])
     assert (first.code, later.code) == (127, 127)
-    assert "rank 0 says: rank 0 on" in later.err
+    assert re.search(r"rank 1 on \S+: rank 0 on '\S+': ", later.err)
+    assert "rank 0 says" not in later.err
 
 
 @pytest.mark.parametrize("contexts", [1, 2, 3])
