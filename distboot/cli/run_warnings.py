@@ -5,26 +5,78 @@ Only rank 0 prints them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 
 from ..base.text import escape_control, log_line, short_repr
 from ..detection.placement import Placement
-from .script_text import misplaced_options
 from .target import Target
+
+# Options of the wrapper that no script has for itself; many scripts have --report or --log-dir.
+_WRAPPERS_ALONE = (
+    "--nproc-per-node",
+    "--max-restarts",
+    "--restart-delay",
+    "--restart-window",
+    "--join-timeout",
+    "--pass-local-rank",
+    "--log-prefix",
+    "--log-format",
+)
+# Those that a script may have, too: they are the wrapper's beside one of the others
+_OFTEN_OF_SCRIPTS = ("--report", "--log-dir", "--grace", "--bind", "--launcher", "--framework")
+_SHORTEST_NAME = 4  # characters
+
+
+def misplaced_options(
+    target: Target,
+    alone: Collection[str] = _WRAPPERS_ALONE,
+    often: Collection[str] = _OFTEN_OF_SCRIPTS,
+) -> list[str]:
+    """Options of distboot among the script's arguments, which the script does not mention.
+
+    `alone`: those that no script has for itself; `often`: those that count beside one of them.
+    """
+    if target.is_command:
+        return []
+    found = {}
+    text = target.text.replace("_", "-")  # of a name, `args.max_restarts`
+    arguments = target.words[target.start :]
+    for word in itertools.takewhile("--".__ne__, arguments):
+        given = word.partition("=")[0]
+        option = given.replace("_", "-")
+        is_known = option in alone or option in often
+        if is_known and not _mentions(text, option):
+            found[option] = given
+    if found.keys().isdisjoint(alone):
+        return []
+    return list(found.values())
+
+
+def _mentions(text: str, option: str) -> bool:
+    """Whether a text has an option, with its dashes if the name is so short that any text has it."""
+    name = option.removeprefix("--")
+    if len(name) < _SHORTEST_NAME:
+        return option in text
+    return name in text
 
 
 def warn_of_misplaced(target: Target, placement: Placement) -> None:
     """Warn of the options of the wrapper that the script gets."""
     found = misplaced_options(target)
-    if not found or placement.rank:
-        return
-    *others, last = found
+    if found and not placement.rank:
+        warn_of_options(found, placement.who)
+
+
+def warn_of_options(misplaced: Sequence[str], who: str | None) -> None:
+    """Warn of options of distboot that the script gets."""
+    *others, last = misplaced
     listed = last
     if others:
         listed = f"{', '.join(others)} and {last}"
     options = escape_control(listed)
     text = f"warning: {options} after the script: passed to the script, not used by distboot"
-    log_line(placement.who, f"{text}; options of distboot come before the script")
+    log_line(who, f"{text}; options of distboot come before the script")
 
 
 def warn_of_world_size(placement: Placement, environ: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,19 +15,6 @@ from ..detection.order import LAUNCHERS
 from ..detection.placement import Placement
 from .target import Target
 
-# Options of the wrapper that no script has for itself; many scripts have --report or --log-dir.
-_WRAPPERS_ALONE = (
-    "--nproc-per-node",
-    "--max-restarts",
-    "--restart-delay",
-    "--restart-window",
-    "--join-timeout",
-    "--pass-local-rank",
-    "--log-prefix",
-    "--log-format",
-)
-# Those that a script may have, too: they are the wrapper's beside one of the others
-_OFTEN_OF_SCRIPTS = ("--report", "--log-dir", "--grace", "--bind", "--launcher", "--framework")
 _LOCAL_RANKS = {"--local_rank", "--local-rank"}
 _MENTIONS_LOCAL_RANK = pattern(r"""["'](--local[-_]rank)["']""")
 
@@ -62,26 +48,6 @@ _FRAMEWORKS = {
 _OFFERS_OF_MPI = ("PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY")
 _MPI = "mpi4py"
 _MPI_REMEDY = "mpirun python -m distboot, or srun --mpi=… (see srun --mpi=list)"
-
-
-def misplaced_options(target: Target) -> list[str]:
-    """Options of the wrapper among the script's arguments, which the script does not mention."""
-    if target.is_command:
-        return []
-    found = {}
-    text = target.text.replace("_", "-")  # of a name, `args.max_restarts`
-    arguments = target.words[target.start :]
-    for word in itertools.takewhile("--".__ne__, arguments):
-        given = word.partition("=")[0]
-        option = given.replace("_", "-")
-        name = option.removeprefix("--")
-        is_mentioned = name in text
-        is_known = option in _WRAPPERS_ALONE + _OFTEN_OF_SCRIPTS
-        if is_known and not is_mentioned:
-            found[option] = given
-    if found.keys().isdisjoint(_WRAPPERS_ALONE):
-        return []
-    return list(found.values())
 
 
 def fit_to_script(options: SimpleNamespace, target: Target, environ: Mapping[str, str]) -> None:

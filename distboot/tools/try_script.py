@@ -23,6 +23,7 @@ from ..base.settings import unwatched_by
 from ..base.text import log_line
 from ..cli.output import emit
 from ..cli.parser import Parser
+from ..cli.run_warnings import misplaced_options, warn_of_options
 from ..cli.target import target_of
 from ..detection.here import refuse_not_alone
 from ..host import accelerators, free_port
@@ -46,6 +47,8 @@ _STDOUT = 1
 _STDERR = 2
 # By verdict, the event whose color a row has
 _EVENTS = {True: "good", False: "bad", None: "note"}
+_OWN = ("--as",)  # no script has it for itself
+_OFTEN_OF_SCRIPTS = ("--timeout", "--quiet")
 _USAGE = "python -m distboot try [options] script.py | -m module | -- command  [arguments …]"
 _OPTIONS = f"""\
 --as LAUNCH  launcher, and nodes x ranks per node, in quotes: {", ".join(VARIABLES)}; \
@@ -84,9 +87,13 @@ def try_script(arguments: list[str]) -> int:
         message = f"--timeout {options.timeout:g} is not a valid number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
     launches = [parse(text) for text in options.shapes or _DEFAULT]
-    problem = target_of(command).missing()
+    target = target_of(command)
+    problem = target.missing()
     if problem is not None:  # each rank of each launch would refuse it
         raise problem
+    misplaced = misplaced_options(target, _OWN, _OFTEN_OF_SCRIPTS)
+    if misplaced:
+        warn_of_options(misplaced, None)
     refuse_not_alone(os.environ)  # each of the others would try the script, too
     screen = _Screen(launches, is_quiet=options.quiet)
     verdicts = set()

@@ -188,6 +188,26 @@ def test_bad_input(run: Run, arguments: list[str], said: str) -> None:
     assert (code, said in output) == (2, True), output
 
 
+@pytest.mark.parametrize(
+    ("train", "arguments", "warning"),
+    [
+        ("", ("--as", "mpirun 1x1"), "warning: --as after the script: passed to the script, "),
+        ("", ("--as=x", "--timeout", "3"), "warning: --as and --timeout after the script: "),
+        ("", ("--timeout", "3"), ""),
+        ("# --as\n", ("--as", "x"), ""),
+        ("import os as o\n", ("--as", "x"), "warning: --as after the script: "),
+    ],
+)
+def test_option_after_the_script_is_warned_of(
+    run: Run, train: str, arguments: tuple[str, ...], warning: str
+) -> None:
+    given = ("--as", "mpirun 1x1", "-q", "train.py", *arguments)
+    code, _, text = _try(run, *given, train=train)
+    assert code == 0, text
+    assert ("after the script" in text) == bool(warning), text
+    assert warning in text
+
+
 def test_script_that_is_not_there_is_said_once(run: Run) -> None:
     code, rows, output = _try(run, "--as", "mpirun 1x1", "no-such.py")
     assert (code, rows) == (127, {})
