@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .base.errors import DistbootError
-from .base.setting_readers import Given, seconds
+from .base.setting_readers import Given, seconds_of_argument
 from .base.text import (
     escape_control,
     first_line,
@@ -311,7 +311,7 @@ class Context:
         self, what: str, timeout: float, node: int | None, *, goes_first: bool
     ) -> Iterator[None]:
         text = f"{what.removesuffix('()')}(timeout={short_repr(timeout)})"
-        timeout = seconds(Given(text, timeout, "usage"))
+        timeout = seconds_of_argument(Given(text, timeout, "usage"))
         self._refuse_closed(what)
         if node is not None:  # rank 0 waits there for the first processes of all nodes
             self._refuse_inside(what, "main_first()")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from . import frameworks
 from .base import settings
 from .base.errors import DistbootError, with_rank, with_too_few_files
-from .base.setting_readers import given_by_option, seconds
+from .base.setting_readers import given_by_option, seconds_of_argument
 from .base.text import short_repr
 from .context import Context
 from .detection.here import detect_here, names_launcher
@@ -82,7 +82,7 @@ def init(
     try:
         limit = None
         if timeout is not None:
-            limit = seconds(given_by_option("timeout", timeout))
+            limit = seconds_of_argument(given_by_option("timeout", timeout))
         options = frameworks.Options(framework, backend, limit, strategy)
         if join_timeout is not None:  # refuse an invalid one also in a second call
             settings.join_timeout_setting(os.environ, join_timeout)

@@ -104,6 +104,14 @@ def seconds_or_0(given: Given) -> float:
     return _in_range(given, may_be_0=True)
 
 
+def seconds_of_argument(given: Given) -> float:
+    """A number above 0, or a timedelta: an argument of the API is not a text."""
+    if isinstance(given.value, str):
+        _, hint = _RANGES[False]
+        raise given.error("is a text, not a number of seconds", hint)
+    return seconds(given)
+
+
 def _in_range(given: Given, *, may_be_0: bool) -> float:
     least, hint = _RANGES[may_be_0]
     number = _number_of_seconds(given.value)

@@ -474,12 +474,10 @@ def heartbeat_timeout(environ: Mapping[str, str]) -> float:
     return found
 
 
-def join_timeout_setting(
-    environ: Mapping[str, str], given: object = None, name: str = "join_timeout"
-) -> float:
-    """The join timeout in seconds; `given`: by the argument or option of this name."""
+def join_timeout_setting(environ: Mapping[str, str], given: object = None) -> float:
+    """The join timeout in seconds; `given`: by the argument of `init`."""
     if given is not None:
-        return readers.seconds(given_by_option(name, given))
+        return readers.seconds_of_argument(given_by_option("join_timeout", given))
     found: float = value_of("DISTBOOT_JOIN_TIMEOUT", environ)
     return found
 

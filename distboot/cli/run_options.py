@@ -274,9 +274,7 @@ def complete(
     `given`: what `overriding` has found.
     """
     settings.refuse_invalid(environ, list(given))
-    options.join_timeout = settings.join_timeout_setting(
-        environ, options.join_timeout, "--join-timeout"
-    )
+    options.join_timeout = settings.value_of("DISTBOOT_JOIN_TIMEOUT", environ, options.join_timeout)
     options.grace = settings.value_of("DISTBOOT_GRACE", environ, options.grace)
     options.check = settings.value_of("DISTBOOT_CHECK", environ, options.check)
     options.bind = settings.value_of("DISTBOOT_BIND", environ, options.bind)

@@ -250,6 +250,8 @@ _WRONG = {
             "timeout=-1",
             "timeout=True",
             "timeout=10**400",
+            "timeout='30'",
+            "join_timeout='30'",
         ),
         *(
             "backend=1",
