@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        show_error(error)
+        show_error(_as_typed(error))
         return error.exit_code
     except KeyboardInterrupt:
         from .signals import end_by_interrupt
@@ -37,6 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
         return end_by_interrupt()
     except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
+
+
+def _as_typed(error: DistbootError) -> DistbootError:
+    """An error of `detect` with the option in place of the argument that it has become."""
+    argument = "launcher="
+    if not error.message.startswith(argument):
+        return error
+    return DistbootError(error.code, f"--{error.message}", error.hint).of(error.who)
 
 
 def _dispatch(arguments: list[str]) -> int:

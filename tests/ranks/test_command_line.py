@@ -175,7 +175,9 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         ("run --", "usage", ""),
         ("run -m", "usage", ""),
         ("run --launcher", "usage", ""),
-        ("run --launcher opnempi -- true", "unknown-launcher", ""),
+        ("run --launcher opnempi -- true", "unknown-launcher", ": --launcher='opnempi' is not a "),
+        ("show --launcher opnempi", "unknown-launcher", ": --launcher='opnempi' is not a valid "),
+        ("run --launcher openmpi -- true", "launcher-mismatch", ": --launcher='openmpi': "),
         ("shwo", "command-not-found", "\ndistboot: hint: did you mean 'show'? "),
         (
             "./no-interpreter",
