@@ -37,6 +37,8 @@ _LEAST_WITH_END = 30  # characters of a text whose middle is left out, not its e
 _HOST = pattern(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 # Which process of a host it was
 _PLACE = pattern(r" \(node \d+, local rank \d+(?:, process \d+)?\)")
+# A place outside of all functions, whose name says nothing
+_AT_TOP_LEVEL = pattern(r"(?<=, in )<module> \((.+)\)\Z")
 # What got the signal that ended a hang
 _RECEIVER = pattern(
     r"; (?:the wrapper of \w+ \d+ got it|rank \d+ got it first|Ctrl-C, which ranks .+? got)(?= at )"
@@ -179,6 +181,8 @@ def _brief(text: str, most: int) -> str:
     """A headline of at most so many characters; its place in the code and its end stay."""
     text = _shortened_wait(text, most)
     text = with_least(text, LEAST_MISSED_OF_EXCEPTION, most)
+    if len(text) > most:
+        text = _AT_TOP_LEVEL.sub(r"\1", text)
     if len(text) <= most:
         return text
     what, comma, place = text.rpartition(", in ")

@@ -129,7 +129,7 @@ def test_summary_leaves_out_what_is_least_missed() -> None:
     rounds = [{"round": 0, "text": text, "start": None}]
     membership = replace(PAIR, round=1)
     said = summary_line(log, membership, Doubts(), NOON + 63, 1, rounds=rounds)
-    kept = "No module name…xxxxxxxxxxx', in <module> (imp.py:1), after 1 restart; exit"
+    kept = "No module named 'nosuc…xxxxxxxxxxxxxx', in imp.py:1, after 1 restart; exit"
     assert f"on node-a: ModuleNotFoundError: {kept}" in said
     assert said.endswith(", after 1 restart; exit codes: 1 (job), 143 (rank 0), 1 (rank 1)")
     assert len(said) <= 220
@@ -166,16 +166,16 @@ NODE_A = {"location": "on node-a (node 0, local rank 1, process 27783)"}
                 "'numpy', on node-a, in <module> (train.py:2)"
             ),
             (
-                "rank 1 failed first at 11:07:40 UTC, on node-a: ModuleNotFoundError: No module"
-                "…med 'numpy', in <module> (train.py:2); 1 other rank failed after that"
+                "rank 1 failed first at 11:07:40 UTC, on node-a: ModuleNotFoundError: No module "
+                "named 'numpy', in train.py:2; 1 other rank failed after that"
             ),
         ),
         (
             "failed",
             f"rank 1 failed first: {WORKER}, on node-a, in <module> (dlw.py:20)",
             (
-                "rank 1 failed first at 11:07:40 UTC, on node-a: ValueError: Caught ValueError i…t "
-                "sample 40, in <module> (dlw.py:20); 1 other rank failed after that"
+                "rank 1 failed first at 11:07:40 UTC, on node-a: ValueError: Caught ValueError in "
+                "DataLo…rupt sample 40, in dlw.py:20; 1 other rank failed after that"
             ),
         ),
         (
