@@ -44,6 +44,9 @@ _SLEEPS = (
 )
 _WAITS = "the script waits in a call that TERM does not end: killed"
 _OUTLASTS_GRACE = "the script has not ended within the grace (DISTBOOT_GRACE): killed"
+_NEVER_READ = (
+    "; SIGTERM did not end it, as its code reads ctx.preempted, but it never came to that read"
+)
 
 
 class Stopping:
@@ -213,8 +216,15 @@ class Stopping:
             self._of.loop.call_at(now + _AFTER_TERM, self._end_grace)
             return
         if not self._of.has_ended:
-            self._of.say(_OUTLASTS_GRACE, event="killed")
+            self._of.say(f"{_OUTLASTS_GRACE}{self._why_term_is_outlived()}", event="killed")
         self.kill()
+
+    def _why_term_is_outlived(self) -> str:
+        """Why SIGTERM did not end the script, if its code reads `ctx.preempted`, but it did not."""
+        reads, _ = self._of.shell.stops.numbers(self._of.rank)
+        if self.listens and reads == 0:
+            return _NEVER_READ
+        return ""
 
     def kill(self) -> None:
         self.ending = signal.SIGKILL

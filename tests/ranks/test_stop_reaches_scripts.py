@@ -173,6 +173,23 @@ def test_term_comes_after_the_grace_and_then_kill(ranks: Ranks, tmp_path: Path) 
     assert [code for _, code in ended] == [143, 143], ended
     assert len(list(tmp_path.glob("handled-*"))) == 2
     assert "within the grace (DISTBOOT_GRACE): killed" in ended[0][0]
+    assert "never came to that read" not in ended[0][0]
+
+
+def test_read_that_is_never_reached_is_named(ranks: Ranks) -> None:
+    script = """
+import signal
+ctx = distboot.init("none", join_timeout=60)
+def train():
+    return ctx.preempted
+ctx.barrier()
+if ctx.is_main:
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(50)
+"""
+    ended = ranks(script, 2, *WRAPPER, DISTBOOT_GRACE="2")
+    said = "killed; SIGTERM did not end it, as its code reads ctx.preempted, but it never came to"
+    assert all(said in output for output, _ in ended), ended
 
 
 @BOTH
