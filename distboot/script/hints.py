@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 
+_NO_PARENT = "attempted relative import with no known parent package"
+
+
 @cache
 def install() -> None:
     """From now on print a hint after the traceback of an uncaught exception, where there is one."""
@@ -30,13 +33,13 @@ def install() -> None:
     ) -> None:
         before(kind, error, trace)
         with suppress(Exception):
-            _print_hint(trace)
+            _print_hint(error, trace)
 
     sys.excepthook = excepthook
 
 
-def _print_hint(trace: TracebackType | None) -> None:
-    hint = None
+def _print_hint(error: BaseException, trace: TracebackType | None) -> None:
+    hint = _of_relative_import(error)
     while trace is not None and hint is None:
         hint = _hint_of(trace.tb_frame)
         trace = trace.tb_next
@@ -48,6 +51,22 @@ def _print_hint(trace: TracebackType | None) -> None:
     if not _is_alone():
         who = f"rank {os.environ['RANK']}"
     log_line(who, f"hint: {hint}")
+
+
+def _of_relative_import(error: BaseException) -> str | None:
+    """A module of a package that was started as a script.
+
+    CPython 3.10 to 3.14: "attempted relative import with no known parent package".
+    """
+    if _NO_PARENT not in str(error):
+        return None
+    script = os.path.normpath(sys.argv[0])
+    path = script.removesuffix(".py")
+    module = path.replace(os.sep, ".")
+    is_below_here = os.sep in path and all(map(str.isidentifier, module.split(".")))
+    if not is_below_here:
+        return None
+    return f"start it as a module of its package: -m {module} in place of {script}"
 
 
 def _hint_of(frame: FrameType) -> str | None:

@@ -106,6 +106,27 @@ def test_nccl_without_a_gpu_is_named(distboot: Run) -> None:
     assert result.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        (
+            "pkg/train.py",
+            "start it as a module of its package: -m pkg.train in place of pkg/train.py",
+        ),
+        ("train.py", ""),
+    ],
+)
+def test_module_started_as_a_script_is_named(
+    distboot: Run, tmp_path: Path, script: str, hint: str
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / script).write_text("from . import model\n")
+    result = distboot(script)
+    assert "ImportError: attempted relative import with no known parent" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert (last == f"distboot: hint: {hint}") == bool(hint)
+
+
 def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
     script = HIDE.format(module="mpi4py") + _FAILING.format(arguments="")
     result = run(sys.executable, "-c", script, env=one("openmpi-5.0.11/2nodes_2procs", 1))
