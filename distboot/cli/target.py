@@ -198,6 +198,10 @@ def _refuse_nothing_after(given: list[str], what: str) -> None:
 def _script_error(script: str) -> DistbootError | None:
     if not os.path.exists(script):
         return _no_script_error(script)
+    is_folder = os.path.isdir(script)
+    if is_folder and not os.path.isfile(os.path.join(script, "__main__.py")):
+        message = f"{short_repr(script)} is a folder without a __main__.py"
+        return DistbootError("command-not-found", message, "name the script in it")
     if os.access(script, os.R_OK):
         return None
     message = f"the script {short_repr(script)} is not readable"

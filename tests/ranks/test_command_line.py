@@ -179,6 +179,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         ("show --launcher opnempi", "unknown-launcher", ": --launcher='opnempi' is not a valid "),
         ("run --launcher openmpi -- true", "launcher-mismatch", ": --launcher='openmpi': "),
         ("shwo", "command-not-found", "\ndistboot: hint: did you mean 'show'? "),
+        ("/usr", "command-not-found", ": '/usr' is a folder without a __main__.py\n"),
         (
             "./no-interpreter",
             "usage",
