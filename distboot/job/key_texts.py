@@ -152,7 +152,10 @@ class KeyTexts:
 
 def not_opened(key: Key, leader: str, limit: float) -> DistbootError:
     """For a rank that has waited so many seconds in vain for the leader to leave its block."""
-    hint = f"look at its output, or give its block more time: {_call(key)}"
+    hint = (
+        f"look at its output: it is still in that block, or never comes to {key.name}; or give "
+        f"the block more time: {_call(key)}"
+    )
     return _missing(key, f"{leader} did not finish its block within {limit:g} s", hint)
 
 

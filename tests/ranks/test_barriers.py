@@ -297,16 +297,16 @@ def step():
             say("never")
 {how}
 """
-_HINT = "give its block more time: main_first(timeout=…)"
+_HINT = (
+    "look at its output: it is still in that block, or never comes to main_first(); or give the "
+    "block more time: main_first(timeout=…)"
+)
 
 
 def test_block_past_its_timeout_fails_all_ranks(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
     assert second == (
-        (
-            "missing-rank main_first(): rank 0 did not finish its block within 0.5 s | "
-            f"look at its output, or {_HINT}\n"
-        ),
+        (f"missing-rank main_first(): rank 0 did not finish its block within 0.5 s | {_HINT}\n"),
         0,
     )
     said = "missing-rank main_first(): rank 1 timed out after 0.5 s waiting for this one | "
