@@ -73,7 +73,7 @@ _LINES_AT = {
 }
 _MOST_BETWEEN = 300.0
 GONE = "ended, or closed its context"
-_MOST = 1000  # keys at which ranks wait at the same time
+_MOST = 1000  # keys at which ranks wait at the same time, beside one of each node
 _MOST_FAILURES = 100  # that are kept of one place
 
 
@@ -211,11 +211,11 @@ class Keys:
     # Arriving
 
     def arrive(self, rank: int, message: Arrive, now: float) -> None:
-        """A rank has arrived; `ProtocolError`: it may not wait there, or not lead."""
+        """A rank has arrived; `ProtocolError`: it may not wait or lead there."""
         key = message.key
         is_own = key.node in (None, self._node_of[rank])
         may_wait = is_own and key.name != READY
-        if not may_wait or len(self._waiting) > _MOST:
+        if not may_wait:
             raise ProtocolError(f"waits at a key that is not its own: {key.text}")
         if message.leads:
             self._lead(rank, key, message.failure)
@@ -226,6 +226,8 @@ class Keys:
         if self._answer([rank], key):
             return
         if key not in self._waiting:
+            if len(self._waiting) >= _MOST + len(self._membership.nodes):
+                raise ProtocolError("waits at too many keys at once")
             first, between = _LINES_AT.get(key.name, _LINES)
             self._waiting[key] = _Waiting(now + first, between)
         one = self._waiting[key]

@@ -121,8 +121,29 @@ def test_keys_are_bounded() -> None:
         for count in range(1, 5000):
             job.arrive(1, key=Key(BARRIER, None, count))
 
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="too many keys"):
         come()
+
+
+def test_each_of_1250_nodes_has_its_key() -> None:
+    nodes = tuple((2 * node, 2 * node + 1) for node in range(1250))
+    keys = Keys(Membership(("a",) * 1250, nodes), JoinTable(2500))
+    for node, (_, waits) in enumerate(nodes):
+        keys.arrive(waits, Arrive(Key(LOCAL_MAIN_FIRST, node), 10.0), 0.0)
+    assert keys.outbox == []
+    for node, (leads, waits) in enumerate(nodes):
+        key = Key(LOCAL_MAIN_FIRST, node)
+        keys.arrive(leads, Arrive(key, 0.0, leads=True), 1.0)
+        assert keys.outbox[-2:] == [(waits, Release(key)), (leads, Release(key))]
+
+
+def test_leader_is_answered_beside_too_many_keys() -> None:
+    job = Job()
+    for count in range(1, 1003):
+        job.arrive(3, key=Key(LOCAL_MAIN_FIRST, 1, count))
+    released = Key(LOCAL_MAIN_FIRST, 1, 1)
+    answers = job.arrive(2, key=released, leads=True)
+    assert answers == dict.fromkeys((2, 3), Release(released))
 
 
 @pytest.mark.parametrize(
