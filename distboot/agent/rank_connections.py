@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from operator import attrgetter
 
-from ..base.dataclass import dataclass, replace
+from ..base.dataclass import dataclass
 from ..base.text import ranks_said, writes_json
 from ..job import effects as of_job
 from ..job.facts import AFTER_THE_FIRST
@@ -243,8 +243,7 @@ class RankConnections:
         connection.confirm(message.received)
         if not self.peers.drain(connection, now):
             raise ProtocolError(f"{agent}, which has detached")
-        channel = replace(peer.channel, round=self._round)
-        self.peers.use(connection, peer.socket, channel)
+        self.peers.use(connection, peer.socket, peer.channel)
         connection.send_first(Resumed(connection.received))
         unreachable_for = connection.liveness.unreachable_for(now)
         connection.resume(now)

@@ -415,6 +415,8 @@ class Coordinator:
 
     def _handle_resume(self, peer: Connection, message: Resume) -> None:
         """The agent of a process that has joined continues over a new connection."""
+        # In its own round the agent reads all answers, also why it is refused
+        peer.channel = replace(peer.channel, round=message.round)
         first = self.table.records.get(message.agent)
         if first is None or first.process != message.process:
             raise ProtocolError(f"is not the process that joined as rank {message.agent}")

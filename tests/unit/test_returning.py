@@ -3,12 +3,13 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from math import inf
 
 import pytest
 from conftest import StartRank0
-from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
+from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, plan_for, record
 from supervised import pair, shell_of_ranks, until, wait_to_read
 
 from distboot.agent.agent import connect
@@ -45,6 +46,7 @@ from distboot.rendezvous.messages import (
     Resumed,
 )
 from distboot.rendezvous.protocol import Broadcast, Channel, ProtocolError
+from distboot.rendezvous.worker import Worker
 from distboot.report.job_state import JobState
 
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0,), (1,)), round=3)
@@ -113,7 +115,7 @@ class Job:
         """The agent connects again; `ProtocolError`: it is refused."""
         challenge = f"again {len(self.peers)}"
         ours, channel = self.connect(challenge)
-        its = Connection(ours, "10.0.0.2", channel=self.as_rank_0(challenge, 0))
+        its = Connection(ours, "10.0.0.2", channel=self.as_rank_0(challenge, round_))
         try:
             self.connections.take_back(its, Resume(agent, "its process", round_, received))
         except ProtocolError:
@@ -477,6 +479,28 @@ def test_process_that_did_not_join_is_refused(rank0: StartRank0) -> None:
         first.server.serve(0.5)
     why = "the connecting process is not the process that joined as rank 0"
     assert answers(connection)[-1] == Refused(why)
+
+
+@pytest.mark.parametrize("secret", ["", SECRET], ids=["open", "secret"])
+def test_agent_of_later_round_reads_its_refusal(
+    rank0: StartRank0, other: OtherAgent, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    first = rank0(1, secret=secret)
+    first.met()
+    other.be_cut_off(monkeypatch)
+    worker = Worker(plan_for(record(1, 2), secret=secret, port=first.port))
+    with ThreadPoolExecutor() as pool:
+        connecting = pool.submit(worker.open_again, 10.0)
+        while not connecting.done():
+            first.server.serve(0.05)
+        other.attempts.new = NewConnection(*connecting.result())
+    other.side.turn(other.now)
+    for _ in range(2):  # its only frame, and no more
+        first.server.serve(0.5)
+    wait_to_read(other.line.socket)
+    other.side.peers.read(other.line, other.now)
+    why = "the connecting process is not the process that joined as rank 1"
+    assert f"it refused to let this rank reconnect: {why}" in other.said[-1]
 
 
 @pytest.mark.parametrize("secret", ["", SECRET], ids=["open", "secret"])
