@@ -13,7 +13,8 @@ coordinator judges their messages. A connection has these states:
 There is room for each rank and for `_SPARE` others. If the room, or the limit of open files, is
 used up, the oldest connection that is not authenticated makes way: a flood of foreign connections
 cannot keep ranks out. Before it is dropped it is read once more, as it may be a rank whose report
-has arrived. For the same reason `poll` reads before it accepts.
+has arrived; so is a connection whose time is over. For the same reason `poll` reads before it
+accepts.
 
 Nothing here blocks. Sockets have no timeout, a message is sent if the buffer of the socket has room
 for it, and a peer that does not read is dropped. One refusal costs one line at most: the 1st, 10th,
@@ -230,8 +231,19 @@ class ConnectionPool:
         why = f"did not report within {_REPORT_LIMIT:g} s"
         for peer in self.unauthenticated:
             age = now - peer.born
-            if age > _REPORT_LIMIT:
+            if age > _REPORT_LIMIT and self._is_silent(peer):
                 self._refuse(peer, why)
+
+    def _is_silent(self, peer: Connection) -> bool:
+        """Read a connection once more; return whether it is still here, and waits for nothing.
+
+        Its message may have arrived while this process was stopped, for example with its host.
+        """
+        welcomed = peer.welcomed
+        self._read(peer)
+        if peer.socket not in self._peers or peer.rank is not None:
+            return False
+        return peer.welcomed == welcomed  # else its report can only follow now
 
     @property
     def unauthenticated(self) -> list[Connection]:

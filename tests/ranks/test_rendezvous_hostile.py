@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from conftest import Fake, Run, StartRank0
@@ -423,6 +423,39 @@ def test_silent_connection_is_closed_in_time(
     for each in slow:
         assert "did not report within 0.3 s" in refusal(each)
     assert Rank(first.port, record(1, 2)).met() == first.met()
+
+
+@pytest.mark.parametrize("stopped_before", ["hello", "report"])
+def test_report_of_before_a_pause_counts(
+    monkeypatch: pytest.MonkeyPatch, stopped_before: str
+) -> None:
+    """As where the host of rank 0 was stopped for longer than a peer has to report."""
+    monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.05)
+    monkeypatch.setattr(connection_pool, "_CHECK_INTERVAL", 0.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    reported: list[connection_pool.Connection] = []
+
+    def handle(one: connection_pool.Connection, _frame: object) -> None:
+        if not one.welcomed:
+            one.welcomed = 1.0
+        else:
+            one.rank = 1
+            reported.append(one)
+
+    pool = connection_pool.ConnectionPool(listener, 2, handle, lambda _: None, print)
+    with closing(listener), closing(pool), peer(listener.getsockname()[1], b"") as rank:
+        pool.poll(5)  # accepts it
+        if stopped_before == "report":
+            rank.sendall(HELLO)
+            pool.poll(5)
+        else:
+            time.sleep(0.1)
+            rank.sendall(HELLO)
+            pool.refuse_overdue(time.monotonic())
+        rank.sendall(OPEN.sign(record(1, 2)))
+        time.sleep(0.1)
+        pool.refuse_overdue(time.monotonic())
+        assert len(reported) == 1
 
 
 @pytest.mark.parametrize("data", [b"", HELLO], ids=["nothing", "hello"])
