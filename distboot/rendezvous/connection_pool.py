@@ -126,7 +126,8 @@ def listening(port: int) -> socket.socket:
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]]) -> None:
     """Send to each of these non-blocking sockets the result of its function.
 
-    A peer that has disconnected, or does not read in time, is left out: its next read fails.
+    A peer that has disconnected is left out: its next read fails. So does that of a peer that does
+    not read in time: its connection is shut down, as later frames would follow half a frame.
     """
     end = time.monotonic() + _ANSWER_LIMIT
     # It needs no file of its own: there may be none left
@@ -144,6 +145,10 @@ def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]]) -> None:
                     selector.modify(ready, selectors.EVENT_WRITE, rest)
                 else:
                     selector.unregister(ready)
+        for key in selector.get_map().values():
+            late: socket.socket = key.fileobj  # type: ignore[assignment]
+            with suppress(OSError):  # it has disconnected
+                late.shutdown(socket.SHUT_RDWR)
 
 
 def _send_part(connection: socket.socket, data: memoryview) -> memoryview:

@@ -425,6 +425,22 @@ def test_silent_connection_is_closed_in_time(
     assert Rank(first.port, record(1, 2)).met() == first.met()
 
 
+def test_no_frame_follows_half_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_pool, "_ANSWER_LIMIT", 0.1)
+    message = bytes(10 << 20)  # more than a socket holds
+    ours, its = socket.socketpair()
+    with ours, its:
+        ours.setblocking(False)
+        connection_pool.send_to_all({ours: lambda: message})
+        its.settimeout(5)
+        arrived = 0
+        while data := its.recv(1 << 20):
+            arrived += len(data)
+        assert 0 < arrived < len(message)
+        with pytest.raises(BrokenPipeError):
+            ours.send(b"a later frame")
+
+
 @pytest.mark.parametrize("stopped_before", ["hello", "report"])
 def test_report_of_before_a_pause_counts(
     monkeypatch: pytest.MonkeyPatch, stopped_before: str
