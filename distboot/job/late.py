@@ -120,6 +120,7 @@ class LateService(Service):
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._has_failed = False  # whether a rank has failed of a timeout
         self._askers: list[int] = []  # ranks whose agents users have asked
+        self._has_ended = False  # whether `_close_at_cause` has done its work
         after = facts.settings.stalls_after
         # Seconds without movement that an agent reports, at the least, of a rank that has stalled
         self._least = after - min(_TOLERANCE, after / 2)
@@ -136,15 +137,20 @@ class LateService(Service):
         due = min(self._question.due, self._poll)
         if not self._question.is_open:
             return min(due, self._next)
-        if self._facts.cause is not None:  # `tick` ends it
+        if self._is_ending:  # `tick` closes it
             return -inf
         return due  # the next question comes after the answers to this one
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether there is a root cause, which has not closed the open question yet."""
+        return self._facts.cause is not None and not self._has_ended
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
         self._leave(member)
 
     def _stalled(self, _member: RankState, _message: Stalled, now: float) -> None:
-        if self.wait is None:
+        if self.wait is None and self._facts.cause is None:
             # Seconds between two questions to all
             interval = max(1.0, len(self._facts.members) / _ASKED_A_SECOND)
             earliest = max(now, self._question.asked_at + interval)
@@ -162,6 +168,7 @@ class LateService(Service):
 
     def _asked(self, member: RankState, _message: AskStacks, now: float) -> None:
         """A user asks the agent of a rank where all ranks are."""
+        self._close_at_cause(now)
         self._askers.append(member.rank)
         if self._question.is_open:
             self._next = now  # after the answers to another question
@@ -170,7 +177,7 @@ class LateService(Service):
 
     def _leave(self, member: RankState) -> None:
         """A rank ends, or its agent has disconnected."""
-        if self._facts.reports:  # why a rank fails may be for whom it has waited
+        if self._facts.is_undecided:  # why a rank fails may be for whom it has waited
             return
         self._question.awaited.pop(member.rank, None)
         if self.wait is None or member.rank not in self.wait.late.witnesses:
@@ -183,7 +190,8 @@ class LateService(Service):
     def _failing(self, member: RankState, message: Failing, now: float) -> None:
         """A rank fails. If that is a timeout, find out for which ranks it has waited."""
         is_first = member.failing is message.end and self._facts.is_detected(member)
-        is_known = self._has_failed or self.wait is not None
+        has_cause = self._facts.cause is not None
+        is_known = any((self._has_failed, self.wait, has_cause))
         if is_first and message.end.has_waited and not is_known:
             self._has_failed = True
             self._least = _UP_TO_DATE
@@ -219,11 +227,8 @@ class LateService(Service):
         return True
 
     def tick(self, now: float) -> None:
+        self._close_at_cause(now)
         question = self._question
-        if self._facts.cause is not None:
-            question.awaited.clear()
-            self._next = inf
-            self._poll = inf
         if now >= question.due:
             self._take_answers(now)
         if now >= self._next and not question.is_open:
@@ -240,6 +245,17 @@ class LateService(Service):
         return self.wait.held_up(self._facts.members, now)
 
     # Questions
+
+    def _close_at_cause(self, now: float) -> None:
+        """Close the open question once the job has a root cause; only users ask after that."""
+        if not self._is_ending:
+            return
+        self._has_ended = True
+        self._poll = inf
+        self._next = inf
+        self._question.awaited.clear()
+        if self._askers and not self._question.message.stacks:
+            self._next = now  # users who wait for the answers to that question
 
     def _ask_all(
         self,
@@ -260,10 +276,8 @@ class LateService(Service):
         question = self._question
         self._positions = question.finish()
         if not question.message.stacks:
-            from .find_late import may_be_late  # here and below, as few jobs need it
-
-            if may_be_late(self._positions, self._least):
-                self._ask_all(now, stacks=True, known=self._positions)
+            if self._facts.cause is None:
+                self._ask_for_stacks(now)
             return
         self._use_stacks_of_exceptions()
         while self._askers:
@@ -272,6 +286,13 @@ class LateService(Service):
             self._emit(Send(ShowStacks(shown_lines), (asker,)))
         if self._facts.cause is None:
             self._judge(now)
+
+    def _ask_for_stacks(self, now: float) -> None:
+        """The second question, if some rank may be late."""
+        from .find_late import may_be_late  # here and below, as few jobs need it
+
+        if may_be_late(self._positions, self._least):
+            self._ask_all(now, stacks=True, known=self._positions)
 
     def _use_stacks_of_exceptions(self) -> None:
         """Where an exception ends a rank, its position is where that was raised.

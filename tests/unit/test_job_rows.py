@@ -66,6 +66,13 @@ SIGINT = 2
 RANK_2_IS_KILLED = (
     "say: rank 2 failed first: killed by SIGKILL (out of memory, or kill -9), on host-1"
 )
+KILLED_AND_TOLD = [
+    RANK_2_IS_KILLED,
+    "all <- Abort",
+    "record: exited 2",
+    "record: root_cause 2",
+    "conclude: rank 2",
+]
 RANK_3_LOST_A_PEER = (
     "say: rank 3 failed first, because a peer disconnected: "
     f"uncaught exception: {PEER_CLOSED}, on host-1"
@@ -635,6 +642,36 @@ SLEEPS: dict[str, list[Row]] = {
         (is_about_to_end(2), NOTHING),
         (fails(3, OF_A_PEER), ["record: failing 3"]),
         (Wait(9.2), NOTHING),
+    ],
+    "a user asks where the ranks are that the job stops": [
+        (exits(2, KILLED), KILLED_AND_TOLD),
+        (Take(1, AskStacks()), ["ranks 1, 3 <- Locate"]),
+        (is_at(0, 1, 9, "save"), NOTHING),
+        (is_at(1, 1, 9, "save"), NOTHING),
+        (is_at(3, 1, 9, "save"), ["rank 1 <- ShowStacks"]),
+        (Take(1, AskStacks()), ["ranks 1, 3 <- Locate"]),
+        (is_at(0, 2, 9, "save"), NOTHING),
+        (exits(1, TERMINATED), ["record: exited 1"]),
+        (exits(3, TERMINATED), ["rank 1 <- ShowStacks", "record: exited 3"]),
+    ],
+    "no stacks are read for a question before the root cause": [
+        (Take(0, Stalled()), ["all <- Locate"]),
+        (is_at(0, 1, 9, "all_reduce"), NOTHING),
+        (is_at(3, 1, 8, "load_batch"), NOTHING),
+        (exits(2, KILLED), KILLED_AND_TOLD),
+        (Take(1, Stalled()), NOTHING),
+        (Wait(2), NOTHING),
+    ],
+    "a user waits for another question at the root cause": [
+        (Take(0, Stalled()), ["all <- Locate"]),
+        (Take(1, AskStacks()), NOTHING),
+        (
+            exits(2, KILLED),
+            [RANK_2_IS_KILLED, "all <- Abort", "ranks 1, 3 <- Locate", *KILLED_AND_TOLD[2:]],
+        ),
+        (is_at(0, 2, 9, "save"), NOTHING),
+        (is_at(1, 2, 9, "save"), NOTHING),
+        (is_at(3, 2, 9, "save"), ["rank 1 <- ShowStacks"]),
     ],
     "a user's question ends with the job": [
         (Take(1, AskStacks()), ["all <- Locate"]),
