@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import selectors
 import socket
 import sys
 import termios
@@ -94,6 +95,11 @@ class PeerConnection:
         self.flush()
         if self._kept.is_long:
             self._forget_confirmed()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait that the kernel has not taken."""
+        return bool(self._unsent)
 
     def flush(self) -> None:
         """Send what the kernel takes of the bytes that wait."""
@@ -255,17 +261,47 @@ class PeerConnection:
 def close_gracefully(connections: Iterable[PeerConnection], limit: float = 1.0) -> None:
     """End our direction of these, and wait `limit` seconds in all for the peers to end theirs.
 
+    What the kernel has not taken yet, for a slow peer, is sent before that.
+
     A connection that is closed while something is unread loses what is still on its way to the peer
     (tcp(7), RST).
     """
     end = time.monotonic() + limit
-    sockets = [connection.socket for connection in connections]
-    for each in sockets:
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_WR)
+    sockets: list[socket.socket] = []
+    unsent: list[PeerConnection] = []
+    for connection in connections:
+        sockets.append(connection.socket)
+        if connection.has_unsent:
+            unsent.append(connection)
+        else:
+            _end_writing(connection.socket)
+    _send_until(unsent, end)
+    for connection in unsent:
+        _end_writing(connection.socket)
     for each in sockets:
         with suppress(OSError):
             _drain_until(each, end)
+
+
+def _end_writing(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+
+
+def _send_until(connections: Iterable[PeerConnection], end: float) -> None:
+    """Send what waits in these, as far as the peers take it by then."""
+    with selectors.PollSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_WRITE)
+        while selector.get_map():
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            for key, _ in selector.select(left):
+                ready: PeerConnection = key.fileobj  # type: ignore[assignment]
+                ready.flush()
+                if not ready.has_unsent:
+                    selector.unregister(ready)
 
 
 def _drain_until(connection: socket.socket, end: float) -> None:

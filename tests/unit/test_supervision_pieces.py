@@ -298,6 +298,37 @@ def test_last_word_arrives_although_something_is_left_unread() -> None:
         assert b'"Exited"' in received
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_unsent_bytes_are_sent_before_the_end(reads: bool) -> None:
+    with connected() as (line, other), connected() as (quick, its):
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        go = Go(tuple(Offer(rank, os.urandom(100).hex()) for rank in range(2000)))
+        line.send(Broadcast(go), 1)
+        line.send(Detach(), 1)
+        received: list[object] = []
+
+        def read() -> None:
+            frames = Frames(1 << 20)
+            while data := other.recv(1 << 16):
+                received.extend(
+                    Channel().verify(each, frames, Go, Detach) for each in frames.feed(data)
+                )
+            other.close()
+
+        reader = threading.Thread(target=read)
+        if reads:
+            reader.start()
+        its.shutdown(socket.SHUT_WR)
+        begin = time.monotonic()
+        close_gracefully([line, quick], 10 if reads else 0.2)
+        assert time.monotonic() - begin < 5
+        assert its.recv(1) == b""
+        if reads:
+            reader.join(10)
+            assert received == [go, Detach()]
+
+
 def test_unsent_bytes_follow_later_and_whole() -> None:
     with connected() as (line, other):
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
