@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 
-from ..base.errors import reason_of
+from ..base.errors import DistbootError, reason_of
 from ..base.text import log_line, short_repr
 from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
@@ -32,7 +32,7 @@ _LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of t
 
 
 class Journal:
-    """The file of a journal; `OSError`: it cannot be opened."""
+    """The file of a journal; `OSError`, `DistbootError`: it has no file, or no thread."""
 
     def __init__(self, path: str, who: str | None) -> None:
         self._file = opened_to_append(path)
@@ -42,7 +42,11 @@ class Journal:
         self._left_out = 0
         self._is_closing = False
         self._changed = threading.Condition()
-        self._thread = start_without_signals("distboot-journal", self._work)
+        try:
+            self._thread = start_without_signals("distboot-journal", self._work)
+        except DistbootError:
+            os.close(self._file)
+            raise
 
     def record(self, event: Event) -> None:
         """Write an event soon."""
@@ -126,5 +130,7 @@ def opened_beside(report: str, who: str | None) -> Journal | None:
         return Journal(path, who)
     except OSError as error:
         why = reason_of(error)
-        log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
-        return None
+    except DistbootError as error:  # this user may start no more threads
+        why = f"{error.message}; {error.hint}"
+    log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
+    return None

@@ -53,12 +53,18 @@ class LinkServer:
     """Answers the probes of a neighbor until it is closed."""
 
     def __init__(self) -> None:
-        """`PortInUse`: this host gives no port; `OSError`: this process may open no more files."""
+        """`PortInUse`: this host gives no port; `OSError`: this process may open no more files;
+        `DistbootError`: it may start no more threads.
+        """
         self._listener = listening(0)
         self.port: int = self._listener.getsockname()[1]
         self.token = os.urandom(16).hex()
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
-        start_without_signals("distboot-link", self._accept)
+        try:
+            start_without_signals("distboot-link", self._accept)
+        except DistbootError:
+            self._listener.close()
+            raise
 
     def close(self) -> None:
         with suppress(OSError):

@@ -69,7 +69,8 @@ class NodeCheck:
     def _meet_neighbors(self) -> None:
         from .link_probe import LinkServer  # here, as a job of one node has none
 
-        with suppress(PortInUse, OSError):  # without a port it cannot be probed, and does not probe
+        # Without a port or a thread it cannot be probed, and does not probe
+        with suppress(PortInUse, OSError, DistbootError):
             self._server = LinkServer()
             self._tell(Probeable(self._server.port, self._server.token))
             self._shell.probe = self._probe

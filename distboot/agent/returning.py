@@ -8,6 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..base.dataclass import replace
+from ..base.errors import DistbootError
 from ..base.threads import start_without_signals
 from ..rendezvous.membership import JoinPlan
 from ..rendezvous.protocol import Channel
@@ -94,7 +95,10 @@ class Returning:
     def _begin(self) -> None:
         if not self._is_running:
             self._is_running = True
-            start_without_signals("distboot-return", self._attempt)
+            try:
+                start_without_signals("distboot-return", self._attempt)
+            except DistbootError as error:  # this user may start no more threads, for now
+                self._end_attempt(UnreachableError(error.message))
 
     def _attempt(self) -> None:
         assert self._plan is not None
@@ -106,6 +110,9 @@ class Returning:
             outcome = error
         except Exception as error:  # noqa: BLE001 - for example no file, or no memory
             outcome = UnreachableError(str(error))
+        self._end_attempt(outcome)
+
+    def _end_attempt(self, outcome: NewConnection | NoAnswerError) -> None:
         self._outcomes.append(outcome)
         with suppress(OSError):
             self._wake.send(b"x")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from ..base.errors import reason_of
+from ..base.errors import DistbootError, reason_of
 from ..base.text import log_line
 from ..base.threads import start_without_signals
 from ..rendezvous.events import Event
@@ -30,7 +30,11 @@ class StateWriter:
         self._is_closing = False
         self._has_warned = False
         self._changed = threading.Condition()
-        self._thread = start_without_signals("distboot-state", self._work)
+        self._thread: threading.Thread | None = None
+        try:
+            self._thread = start_without_signals("distboot-state", self._work)
+        except DistbootError as error:  # this user may start no more threads
+            self._warn(f"{error.message}; {error.hint}")
 
     def record(self, event: Event) -> None:
         """Let an event count; it is told soon."""
@@ -44,7 +48,8 @@ class StateWriter:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(self.last)
+        if self._thread is not None:
+            self._thread.join(self.last)
 
     def text(self, metrics: Metrics) -> str:
         """What is to be told now; empty: nothing."""
@@ -70,13 +75,12 @@ class StateWriter:
                 if text:
                     self.write(text)
             except OSError as error:
-                self._warn(error)
+                self._warn(reason_of(error))
                 is_last |= not self.may_pass(error)
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            why = reason_of(error)
             log_line(self._who, f"warning: {self.what}: {why}")
 
     def _wait(self) -> None:

@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import replace
+from rendezvous_peers import plan_for, record
 from supervised import pair
 
-from distboot.agent import child
+from distboot.agent import child, link_probe
 from distboot.agent.claims import Claims
+from distboot.agent.event_files import EventFiles
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.hook_reader import HookReader
 from distboot.agent.host_signs import Probe
@@ -30,9 +32,12 @@ from distboot.agent.job_record import JobRecord
 from distboot.agent.liveness import LOST, SILENT, UNREACHABLE, Finding
 from distboot.agent.log_file import LogFile
 from distboot.agent.loop import EventLoop
+from distboot.agent.node_check import NodeCheck
 from distboot.agent.peer_connection import close_gracefully
 from distboot.agent.peer_watch import PeerWatch
+from distboot.agent.returning import Returning
 from distboot.base.errors import DistbootError
+from distboot.base.settings import SupervisionSettings
 from distboot.base.text import without_secret
 from distboot.job.effects import Blame
 from distboot.job.exit_status import ExitStatus
@@ -42,9 +47,12 @@ from distboot.job.messages import (
     Done,
     Exited,
     Exiting,
+    NodeSeen,
     Terminating,
 )
 from distboot.job.root_cause import RankState, RootCause, from_exit, from_late, ranks_of
+from distboot.rendezvous.connection_pool import listening
+from distboot.rendezvous.events import Event
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import (
     Detach,
@@ -60,6 +68,7 @@ from distboot.rendezvous.protocol import (
     decode,
     encode,
 )
+from distboot.rendezvous.worker import UnreachableError
 
 
 def test_hang_with_many_stacks_can_be_sent() -> None:
@@ -562,3 +571,70 @@ def test_time_while_stopped_does_not_count(
     shell.own.watched = {0: MagicMock(skip=skipped.append)}
     EventLoop(shell).run()
     assert len(skipped) == 1
+
+
+# Where this user may start no more threads
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_event_files_need_threads_and_the_job_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    metrics = tmp_path / "job.prom"
+    kubeflow = ("https://10.0.0.1/status", "ca.crt", "token")
+    settings = SupervisionSettings(5, report=str(report), metrics=str(metrics), kubeflow=kubeflow)
+    open_before = os.listdir("/dev/fd")
+    files = EventFiles(settings, "rank 0")
+    files.record(Event(0.0, None, "all_joined", {"findings": []}))
+    files.close()
+    assert os.listdir("/dev/fd") == open_before
+    few = "the system does not let this process start another thread; raise the limit of processes"
+    warnings = capsys.readouterr().err.splitlines()
+    whats = [
+        f"warning: there will be no journal {str(tmp_path / 'report.jsonl')!r}: {few}",
+        f"warning: no more metrics are written to {str(metrics)!r}: {few}",
+        f"warning: the status of the TrainJob at {kubeflow[0]!r} was not updated: {few}",
+    ]
+    for warning, what in zip(warnings, whats, strict=True):
+        assert what in warning
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_node_without_threads_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[socket.socket] = []
+
+    def listen(port: int) -> socket.socket:
+        listeners.append(listening(port))
+        return listeners[-1]
+
+    monkeypatch.setattr(link_probe, "listening", listen)
+    shell = MagicMock()
+    check = NodeCheck(shell, MagicMock(), 0, "", "127.0.0.1")
+    with closing(check):
+        check.begin(os.getpid(), is_rank=True, has_neighbors=True)
+        check._calls.take(0.0)
+    shell.take.assert_called_once_with(0, NodeSeen(problems=("its check has failed",)), 0.0)
+    assert [each.fileno() for each in listeners] == [-1]
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_attempt_to_return_without_threads_is_repeated() -> None:
+    returning = Returning()
+    returning.aim(plan_for(record(1, 2)), "127.0.0.1", 1)
+    with closing(returning):
+        for now in (0.0, 10.0):
+            returning.start(now)
+            assert returning.poll(now) is None
+            assert select.select([returning.woken], [], [], 5)[0]
+            outcome = returning.poll(now)
+            assert isinstance(outcome, UnreachableError)
+            assert returning.due == now + 2.0
