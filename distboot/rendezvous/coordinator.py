@@ -395,10 +395,15 @@ class Coordinator:
             self._may_end_later = True
 
     def _refuse_second(self, record: WorkerInfo) -> None:
-        """Refuse one connection, and not the job, if the rank is there already."""
+        """Refuse one connection, and not the job, if it is too late or the rank has joined."""
         rank = record.rank
         table = self.table
-        first = table.agents.get(rank, record)
+        first = table.agents.get(rank)
+        if first is None:
+            if self._has_met:
+                unit = table.agent_unit
+                raise ProtocolError(f"joined after the roll call, and the job has no {unit} {rank}")
+            return
         if self._has_met:
             when = "after the roll call"
         elif first.process != record.process and max(
@@ -409,9 +414,7 @@ class Coordinator:
         else:
             return
         place = f"process {first.pid} on {short_repr(first.host)}"
-        raise ProtocolError(
-            f"comes {when}, and {table.agent_unit} {rank} is there already, as {place}"
-        )
+        raise ProtocolError(f"joined {when}; {table.agent_unit} {rank} is already {place}")
 
     def _handle_resume(self, peer: Connection, message: Resume) -> None:
         """The agent of a process that has joined continues over a new connection."""

@@ -450,7 +450,7 @@ def test_second_agent_of_a_present_rank_is_refused(
     until(lambda: 1 in first.server.table.records)
     late = answers(peer(first.port, HELLO + OPEN.sign(record(1, 3, "b"))))[-1]
     assert isinstance(late, Refused)
-    assert "comes a second time, and rank 1 is there already, as process 1001 on 'a'" in late.why
+    assert "joined a second time; rank 1 is already process 1001 on 'a'" in late.why
     last = Rank(first.port, record(2, 3))
     assert {each.met().round for each in (first, again, last)} == {4}  # which only one of them knew
 

@@ -303,9 +303,21 @@ def test_latecomer_is_told_its_place_is_taken(
     late = answers(peer(first.port, HELLO + OPEN.sign(record(1, 3, "b"))))
     assert isinstance(late[0], Welcome)
     assert isinstance(late[1], Refused)
-    assert "rank 1 is there already, as process 1001 on 'a'" in late[1].why
+    assert "joined after the roll call; rank 1 is already process 1001 on 'a'" in late[1].why
     gate.set()
     assert all(each.met() for each in ranks)
+
+
+def test_latecomer_beyond_the_job_is_told_so(rank0: StartRank0) -> None:
+    first = rank0(1)
+    first.met()
+    with ThreadPoolExecutor(1) as pool:
+        hello = HELLO + OPEN.sign(record(9, 10))
+        late = pool.submit(lambda: answers(peer(first.port, hello))[-1])
+        while not late.done():
+            first.server.serve(0.01)
+    why = "the connecting process joined after the roll call, and the job has no rank 9"
+    assert late.result() == Refused(why)
 
 
 def test_latecomer_of_a_node_hears_of_that_node(rank0: StartRank0) -> None:
@@ -319,7 +331,7 @@ def test_latecomer_of_a_node_hears_of_that_node(rank0: StartRank0) -> None:
             first.server.serve(0.01)
     refused = late.result()
     assert isinstance(refused, Refused)
-    assert "after the roll call, and node 2 is there already, as process 1002" in refused.why
+    assert "after the roll call; node 2 is already process 1002" in refused.why
 
 
 # The wire
