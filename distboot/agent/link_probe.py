@@ -47,6 +47,7 @@ _PING = bytes(8)
 _END = b"\xff" * len(_PING)
 _COUNT = struct.Struct("!QQ")
 _MOST_CONNECTIONS = 4  # at a time
+_PAUSE = 0.02  # seconds until the next try to accept a connection
 
 
 class LinkServer:
@@ -60,6 +61,7 @@ class LinkServer:
         self.port: int = self._listener.getsockname()[1]
         self.token = os.urandom(16).hex()
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        self._is_closed = False
         try:
             start_without_signals("distboot-link", self._accept)
         except DistbootError:
@@ -67,22 +69,30 @@ class LinkServer:
             raise
 
     def close(self) -> None:
+        self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
+        while not self._is_closed:
+            try:
                 connection, _ = self._listener.accept()
-                if not self._free.acquire(blocking=False):
-                    connection.close()
-                    continue
-                try:
-                    start_without_signals("distboot-probed", partial(self._serve, connection))
-                except DistbootError:  # this user may start no more threads
-                    connection.close()
-                    self._free.release()
+            except OSError:  # it is closed, or this process may open no more files for now
+                time.sleep(_PAUSE)
+                continue
+            self._start(connection)
+
+    def _start(self, connection: socket.socket) -> None:
+        """Answer a connection in a thread of its own; close one too many."""
+        if not self._free.acquire(blocking=False):
+            connection.close()
+            return
+        try:
+            start_without_signals("distboot-probed", partial(self._serve, connection))
+        except DistbootError:  # this user may start no more threads
+            connection.close()
+            self._free.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -474,6 +475,30 @@ def test_stranger_is_not_answered(server: link_probe.LinkServer) -> None:
     found = link_probe.probe(Probe(1, "127.0.0.1", server.port, "0" * 32), "")
     assert found.rate == 0
     assert "it closed the connection" in found.problem or "reset" in found.problem
+
+
+class _FailsOnce:
+    """A listening socket whose first `accept` finds that this process may open no more files."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._errors = [OSError(errno.EMFILE, "Too many open files")]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._errors:
+            raise self._errors.pop()
+        return self._socket.accept()
+
+
+def test_failed_accept_does_not_end_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_probe, "listening", lambda _: _FailsOnce())
+    server = link_probe.LinkServer()
+    found = link_probe.probe(Probe(1, "127.0.0.1", server.port, server.token), "")
+    server.close()
+    assert found.problem == ""
 
 
 def test_silent_strangers_do_not_keep_a_neighbor_out(server: link_probe.LinkServer) -> None:
