@@ -13,10 +13,11 @@ from contextlib import suppress
 
 from ..base.process import proc_stat, read_proc
 from ..base.text import escape_control, log_line
+from . import child
+from .wrapper_signals import ENDING
 
 _POLL = 0.02  # seconds
 _KILLED = 5.0  # seconds for a process to end that was killed
-_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 
 
 def end_orphans(grace: float, spared: set[int]) -> None:
@@ -25,8 +26,7 @@ def end_orphans(grace: float, spared: set[int]) -> None:
     Their own children become ours when they end, and are ended, too.
     """
     end = time.monotonic() + grace
-    heeded = filter(lambda number: signal.getsignal(number) != signal.SIG_IGN, _ENDING)
-    ending = set(heeded)
+    ending = ENDING - child.ignored(ENDING)
     asked: set[int] = set()
     while True:
         orphans = children() - spared
@@ -52,7 +52,7 @@ def end_orphans(grace: float, spared: set[int]) -> None:
 def children() -> set[int]:
     """The ids of our children, also of those that another process has started.
 
-    None where there is no /proc.
+    Empty where there is no /proc.
     """
     if not os.path.isdir("/proc"):
         return set()

@@ -42,7 +42,14 @@ from functools import partial
 from ..base.errors import DistbootError
 from . import child
 from .child import Command
-from .wrapper_signals import FROM_TERMINAL, WAITED_FOR, next_signal, on_terminal, stop_ignoring
+from .wrapper_signals import (
+    ENDING,
+    FROM_TERMINAL,
+    WAITED_FOR,
+    next_signal,
+    on_terminal,
+    stop_ignoring,
+)
 
 # Type checkers take the name for typing's, whose import would slow every start
 TYPE_CHECKING = False
@@ -53,7 +60,6 @@ if TYPE_CHECKING:
 
 _GROUP_POLL = 0.02  # seconds
 _SHORTEST_GRACE = 0.001  # seconds; below a microsecond the timer would be off
-_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 # Some scripts read them as "reload" and "show the stacks"; SIGINT remains the key that ends the
 # wait between two rounds
 _MAY_MEAN_ELSE = {signal.SIGHUP, signal.SIGQUIT}
@@ -180,11 +186,8 @@ class _Supervision:
         self._ending: int | None = None
         # The others that arrived while a child ran: what they ask for is the child's to say
         self._came: set[int] = set()
-        # As under nohup, which the children inherit
-        self._ignored: set[int] = set()
-        for number in (signal.SIGINT, signal.SIGQUIT):
-            if signal.getsignal(number) == signal.SIG_IGN:
-                self._ignored.add(number)
+        # The children inherit this
+        self._ignored = child.ignored((signal.SIGINT, signal.SIGQUIT))
         self._groups_end: float | None = None  # when what is left of their groups is killed
         self._codes: dict[int, int] = {}  # of the children that have ended, by rank
         self._is_over = False
@@ -301,7 +304,7 @@ class _Supervision:
             if self._groups_end is None:
                 self._groups_end = now + self._grace
             while now < self._groups_end:
-                if signal.sigpending() & _ENDING:
+                if signal.sigpending() & (ENDING - self._ignored):
                     break
                 time.sleep(_GROUP_POLL)
                 now = time.monotonic()
@@ -352,7 +355,7 @@ class _Supervision:
         A second one ends this process without the goodbye of failure detection, and without a
         reader of the output.
         """
-        asks_to_end = number in _ENDING - self._ignored
+        asks_to_end = number in ENDING - self._ignored
         asks_to_end |= self._watch is not None and number in self._watch.stop_signals
         if self._means_else(number) or not asks_to_end:
             return

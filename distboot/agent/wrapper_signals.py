@@ -9,6 +9,7 @@ from ..base.process import FROM_OUTSIDE
 
 # What the terminal sends to every process of the foreground group, the child included
 FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 WAITED_FOR = {
     *FROM_OUTSIDE,
     signal.SIGUSR1,

@@ -136,7 +136,7 @@ def test_group_of_a_killed_child_is_killed(
 
 # The child ends at TERM with 3. Its own child gets it, too: it prints that, and ends or stays.
 _FAMILY = """
-import os, signal, sys
+import os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 if os.fork():
     os.write(1, b"ready\\n")
@@ -146,6 +146,10 @@ while True:
     signal.sigwait({signal.SIGTERM})
     os.write(1, b"child of the child\\n")
     if sys.argv[1] == "ends":
+        os._exit(0)
+    if sys.argv[1] == "ends later":
+        time.sleep(0.5)
+        os.write(1, b"later\\n")
         os._exit(0)
 """
 # As torchrun is, or whatever else waits for its own children only.
@@ -179,6 +183,21 @@ def test_second_term_does_not_wait_for_grandchildren(clean_env: dict[str, str], 
         assert wrapper.line() == "child of the child"
         wrapper.send("TERM")
         assert (wrapper.rest(), wrapper.code()) == ("", 3)
+
+
+_IGNORES_INT = Mode("INT ignored", ("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+
+
+@in_modes(_IGNORES_INT)
+def test_ignored_signal_cuts_no_grace_short(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(
+        mode, clean_env, *python(_FAMILY, "ends later"), options=["--grace", "1000"]
+    ) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert wrapper.line() == "child of the child"
+        wrapper.send("INT")
+        assert (wrapper.rest(), wrapper.code()) == ("later\n", 3)
 
 
 @in_modes(PROCESS_1, NOT_PROCESS_1)
