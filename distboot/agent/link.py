@@ -46,8 +46,8 @@ _MARGIN = 5.0  # seconds beyond a timeout for the agent to report it
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
 _LONGEST_NAME = 107  # bytes of the name of a socket, unix(7)
-# Of the agent, to what a script waits for while it starts
-_ANSWERS = (JoinResult, Raised, Go, Failed, Listening)
+# All that an agent answers
+_ANSWERS = (JoinResult, Raised, Go, Release, Failed, Listening, Log, Written)
 
 
 class AgentLink:
@@ -61,6 +61,8 @@ class AgentLink:
         self._frames = Frames(MOST)
         self._received: deque[Frame] = deque()
         self._files: list[int] = []  # that came with messages
+        # More than one: a timeout or a signal has ended the wait for the others
+        self._unanswered = 0
         self._has_asked_for_listener = False
         self._ends_with_context = False  # as below the wrapper, whose agent stays
         # That came with the last Go, for `ctx.preempted`; a file descriptor
@@ -120,10 +122,7 @@ class AgentLink:
         """Let the agent write the report of the start, unless it has, and has ended."""
         with self._lock, suppress(OSError, ProtocolError):
             self._send(ended)
-            answer = None
-            # Others answer what a signal has interrupted
-            while not isinstance(answer, (Written, Raised)):
-                answer = self._next(_ATTACH, Written, *_ANSWERS)
+            self._next(_ATTACH, Written, Raised)
 
     def log(self) -> EventLog | None:
         """What rank 0 has learned of the job; None on all other ranks."""
@@ -140,6 +139,7 @@ class AgentLink:
         if self._lock.locked():  # a signal handler calls this while the script waits here
             with suppress(OSError):
                 self._send(Leave())
+                self._unanswered += 1
             return
         with suppress(DistbootError):  # the agent may have ended
             self.ask(Leave(), _ATTACH, Listening)
@@ -171,8 +171,21 @@ class AgentLink:
         return answer
 
     def _next(self, limit: float, *kinds: type) -> Any:
-        """The next message."""
+        """The next message of these kinds, after late answers to earlier questions."""
+        self._unanswered += 1
         end = time.monotonic() + limit
+        answer = None
+        while not isinstance(answer, kinds):
+            frame = self._frame(end)
+            expected = kinds
+            if self._unanswered > 1:
+                expected += _ANSWERS
+            answer = OPEN.verify(frame, self._frames, *expected)
+        self._unanswered -= 1
+        return answer
+
+    def _frame(self, end: float) -> Frame:
+        """The next frame, until this time."""
         while not self._received:
             left = end - time.monotonic()
             connection = self._open(max(left, 0.01))
@@ -183,8 +196,7 @@ class AgentLink:
                 os.set_inheritable(file, False)
             self._files += files
             self._received += self._frames.feed(data)
-        frame = self._received.popleft()
-        return OPEN.verify(frame, self._frames, *kinds)
+        return self._received.popleft()
 
     def _send(self, content: object) -> None:
         connection = self._open(_ATTACH)

@@ -13,7 +13,7 @@ from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
 from distboot.agent.link import AgentLink, attached
-from distboot.agent.link_messages import Attach
+from distboot.agent.link_messages import Attach, Listening, Log
 from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import (
     BARRIER,
@@ -191,6 +191,26 @@ def test_late_answer_is_skipped_but_not_a_failure() -> None:
             its.sendall(Channel().sign(answer))
         with pytest.raises(DistbootError, match="no disk"):
             AgentLink(ours).arrive(Arrive(Key(BARRIER, None, 2), 20.0))
+
+
+def test_late_answer_of_another_kind_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = socket.socketpair()
+    link = AgentLink(ours)
+    with ours, its:
+        with monkeypatch.context() as patch:
+            patch.setattr("distboot.agent.link._ATTACH", 0.05)
+            assert link.log() is None
+        for answer in (Log(), Listening()):
+            its.sendall(Channel().sign(answer))
+        assert link.take_listener() is None
+
+
+def test_answer_of_another_kind_is_refused() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        its.sendall(Channel().sign(Log()))
+        with pytest.raises(DistbootError, match="does not send the expected Listening"):
+            AgentLink(ours).take_listener()
 
 
 def test_contexts_below_one_wrapper_leave_nothing_open(
