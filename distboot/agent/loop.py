@@ -18,8 +18,8 @@ descriptors of processes. A *timer* is a time, and what is called then. One turn
 
 What always holds:
 
-- Nothing blocks here but the sleep. Whoever reads slowly (a peer, a script, a terminal) has a
-  bounded buffer or a timeout of its own.
+- Only the sleep has no limit. A slow reader (a peer, a script, a terminal) has a bounded buffer or
+  a timeout of its own, and a file system that may not answer has a timeout.
 - If a turn comes more than two seconds late, this process was stopped or starved. Then nothing is
   concluded from the silence of the peers: it counts from now on. Nor from that of our own ranks,
   which were stopped, too, if the whole job was (`scontrol suspend`, `docker pause`).

@@ -188,7 +188,7 @@ class MonitoredProcess:
             with suppress(OSError):  # no file left, also for the module
                 from . import platform_log  # here, as most scripts end well
 
-                platform_log.write(cause.text)
+                platform_log.write_in_time(cause.text)
         if end.hides_failure and not end.is_secondary:
             self.of.say(f"warning: {from_hidden(self.of.member, end)}; {_REMEDY}")
         if end.is_of_peer and self.of.shell.stops.was_missed(self.of.rank):

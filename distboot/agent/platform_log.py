@@ -10,9 +10,13 @@ import fcntl
 import os
 import stat
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
 
+from ..base.errors import DistbootError
 from ..base.text import without_secret
+from ..base.threads import result_within
 from ..job.exit_status import ExitStatus, UncaughtException, shown
 from ..script.exceptions import describe
 
@@ -25,6 +29,8 @@ _MOST = 4096
 _SAGEMAKER = "/opt/ml/output/failure"
 _OURS = b"distboot: "
 _FIRST_LINE = 900  # characters
+_LIMIT = 1.0  # seconds for a file system that may not answer, while an agent waits
+_has_stalled = threading.Event()
 
 
 def write(text: str, *, replaces: bool = False) -> None:
@@ -39,6 +45,19 @@ def write(text: str, *, replaces: bool = False) -> None:
         platform = recognize(os.environ)
         if platform is not None and platform.name == "sagemaker":
             _write_file(_SAGEMAKER, os.O_CREAT, data, replaces=replaces)
+
+
+def write_in_time(text: str, *, replaces: bool = False) -> None:
+    """The same for an agent, which must not wait for a file system that does not answer."""
+    if _has_stalled.is_set():
+        return
+    work = partial(write, text, replaces=replaces)
+    try:
+        result_within(_LIMIT, "distboot-writer", work, "")
+    except TimeoutError:
+        _has_stalled.set()
+    except DistbootError:  # this user may start no more threads
+        work()
 
 
 def write_uncaught() -> None:

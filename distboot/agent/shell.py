@@ -234,7 +234,7 @@ class Shell:
             with suppress(OSError):  # no file left, also for the module
                 from . import platform_log  # here, as most jobs end well
 
-                platform_log.write(effect.cause.text, replaces=True)
+                platform_log.write_in_time(effect.cause.text, replaces=True)
 
     def _announce(self, effect: of_job.Stop) -> None:
         cause = effect.cause

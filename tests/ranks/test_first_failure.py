@@ -5,6 +5,8 @@ A rank is process 1 of a container here, whose kubelet is a file that is mounted
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -217,6 +219,20 @@ def test_long_termination_log_keeps_headline_and_end(log: Path, headline: str) -
     first, mark, *_, last = log.read_text().split("\n")
     assert (first, mark, last) == (f"distboot: {headline[:900]}", "…", "the end")
     assert 4000 < log.stat().st_size <= 4096
+
+
+@pytest.mark.usefixtures("log")
+def test_agent_waits_once_for_a_stalled_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(platform_log, "_LIMIT", 0.05)
+    monkeypatch.setattr(platform_log, "_has_stalled", threading.Event())
+    monkeypatch.setattr(platform_log, "_write_file", lambda *_, **__: answers.wait(20))
+    begin = time.monotonic()
+    platform_log.write_in_time("rank 1 failed first")
+    monkeypatch.setattr(platform_log, "_LIMIT", 20)
+    platform_log.write_in_time("rank 1 failed first", replaces=True)
+    assert time.monotonic() - begin < 10
+    answers.set()
 
 
 def test_termination_log_on_a_full_disk_is_partial(
