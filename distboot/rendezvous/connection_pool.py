@@ -261,9 +261,10 @@ class ConnectionPool:
 
     def send(self, peer: Connection, data: bytes) -> None:
         """Send what fits into the socket's buffer; drop a peer that leaves no room for it."""
-        try:
-            peer.socket.send(data)
-        except OSError:
+        sent = 0
+        with suppress(OSError):
+            sent = peer.socket.send(data)
+        if sent < len(data):
             self.drop(peer)
 
     def drop(self, peer: Connection) -> None:
@@ -349,7 +350,8 @@ class ConnectionPool:
             if len(self._peers) >= self.room:
                 self._drop_oldest()
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(OSError):  # on macOS, if the peer has disconnected again
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host, port, *_ = at
             peer = Connection(connection, format_address(host, port))
             self._peers[connection] = peer

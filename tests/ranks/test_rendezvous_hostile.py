@@ -1,5 +1,6 @@
 """A roll call with strangers and enemies: they are sent away, and everybody ends in time, with our error or none."""
 
+import errno
 import gc
 import json
 import random
@@ -10,6 +11,8 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from conftest import Fake, Run, StartRank0
@@ -314,6 +317,35 @@ assert len(pool.unauthenticated) == 1
 """
     done = run(sys.executable, "-c", script)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class _Ended(socket.socket):
+    """What macOS accepts if the peer has disconnected again."""
+
+    def setsockopt(self, *_: Any) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_peer_that_has_gone_ends_no_rendezvous() -> None:
+    ours, its = socket.socketpair()
+    listener = MagicMock()
+    listener.accept.side_effect = [(_Ended(fileno=ours.detach()), ("::1", 1)), BlockingIOError]
+    with socket.create_server(("127.0.0.1", 0)) as real, its:
+        pool = connection_pool.ConnectionPool(real, 2, MagicMock(), MagicMock(), MagicMock())
+        pool._accept(listener)
+        assert len(pool.unauthenticated) == 1
+        pool.drop(pool.unauthenticated[0])
+
+
+def test_peer_without_room_for_a_message_is_dropped() -> None:
+    lost = MagicMock()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pool = connection_pool.ConnectionPool(listener, 2, MagicMock(), lost, MagicMock())
+        with socket.create_connection(listener.getsockname()):
+            pool.poll(5.0)
+            (connection,) = pool.unauthenticated
+            pool.send(connection, bytes(1 << 26))
+    lost.assert_called_once_with(connection)
 
 
 def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
