@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 from ..base.dataclass import dataclass, field, replace
 from ..base.errors import DistbootError
@@ -273,7 +273,7 @@ def _print_taken(taken: Sequence[tuple[int, str]], port: int, *, by_node: bool) 
     """Print which ports were taken, and at which the ranks meet instead."""
     if not taken:
         return
-    from .join_table import UNITS  # here, as it is only rank 0 has a use for it
+    from .join_table import UNITS  # here, as only rank 0 uses it
 
     unit, _ = UNITS[by_node]
     reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
@@ -323,12 +323,27 @@ class PortLease:
                 if _is_of_this_user(name):
                     raise in_use(why) from None
                 raise PortInUse(why) from None
-        # It ends with this process, not with its last data loader.
-        os.register_at_fork(after_in_child=self.close)
+        _leases.add(self)
+        _close_leases_at_fork()
 
     def close(self) -> None:
         for name in self._names:
             name.close()
+        _leases.discard(self)
+
+
+_leases: set[PortLease] = set()
+
+
+def _close_leases() -> None:
+    for lease in tuple(_leases):
+        lease.close()
+
+
+@cache
+def _close_leases_at_fork() -> None:
+    """End leases with this process, not with its last data loader; no callback can be removed."""
+    os.register_at_fork(after_in_child=_close_leases)
 
 
 def _is_of_this_user(name: str) -> bool:

@@ -92,6 +92,15 @@ def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
     there.close()
 
 
+def test_lease_registers_no_callback_of_its_own(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(record(0, 2))
+    PortLease(port, plan).close()
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **each: registered.append(each))
+    PortLease(port, plan).close()
+    assert registered == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 @pytest.mark.parametrize(("user", "is_same"), [(0, True), (65534, False)])
 def test_name_counts_if_this_user_has_it(port: int, user: int, is_same: bool) -> None:
