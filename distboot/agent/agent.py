@@ -34,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.connection_pool import DetachedConnection
     from ..rendezvous.coordinator import Coordinator
+    from .calls import Calls
     from .claims import Claims
     from .node_check import NodeCheck
 
@@ -87,6 +88,7 @@ class Agent:
             self._accept_returning(joined.coordinator)
             self._note_membership(joined.coordinator, membership)
         self._is_over = threading.Event()  # set once this agent needs no more notices
+        self._notices: Calls | None = None  # that this machine will be taken away
         self._is_first_of_node = self.ranks[0] in {node[0] for node in membership.nodes}
         self._expect_stops()
 
@@ -144,6 +146,8 @@ class Agent:
             self._check.close()
         if self._claims is not None:
             self._claims.close()
+        if self._notices is not None:
+            self._notices.close()
 
     def _claim(self, topic: str) -> bool:
         """Whether this agent is the one of its node that prints what all of them know."""
@@ -250,6 +254,7 @@ class Agent:
         from .calls import Calls
 
         calls = Calls()
+        self._notices = calls
         self.loop.add_reader(calls.fileno(), calls.take)
         watch(
             self._settings.stop_notice,

@@ -96,6 +96,10 @@ class LauncherProcess:
         name = escape_control(self.name)
         return f"its launcher is gone: {name} (process {self._own.pid})"
 
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
     def has_ended(self) -> bool:
         if self.file is None:
             return not self._own.runs()
@@ -150,6 +154,7 @@ def find(pid: int, programs: Sequence[str]) -> LauncherProcess | None:
             # If it has ended in between, its descriptor may be that of another process
             if process.runs():
                 return found
+            found.close()
             return None
         between.append(process)
     return None

@@ -19,6 +19,13 @@ class RankStart:
         self.reports, file = os.pipe()
         self.hooks = out_of_the_way(file)
         os.set_blocking(self.hooks, False)  # whatever this agent does, the child can end
+        self._is_inheritable = True
+
+    def close_hooks(self) -> None:
+        """Close the end of the process: it has that, or never runs."""
+        if self._is_inheritable:
+            self._is_inheritable = False
+            os.close(self.hooks)
 
     def variable(self) -> str:
         """How its process finds the pipe, and knows that it is this one."""

@@ -132,7 +132,7 @@ class ThreadAgent:
         `shares_keys`: the keys of this process's terminal reach them, too.
         """
         for start in self.starts.values():
-            os.close(start.hooks)
+            start.close_hooks()
         self._done = done
         self._job.mark(COMMAND)
         self._job.is_watched = self._settings.detects
@@ -288,6 +288,7 @@ class ThreadAgent:
         if self.is_done:
             self._calls.close()
             for start in self.starts.values():
+                start.close_hooks()  # if its process never ran
                 os.close(start.reports)
             for child in self._children.values():
                 child.of.close()

@@ -6,6 +6,8 @@ import os
 import resource
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from inside import replace
 from rendezvous_peers import plan_for, record
 from supervised import pair
 
-from distboot.agent import child, link_probe
+from distboot.agent import child, launcher_process, link_probe
 from distboot.agent.claims import Claims
 from distboot.agent.event_files import EventFiles
 from distboot.agent.heartbeat import HeartbeatConnection
@@ -35,6 +37,7 @@ from distboot.agent.loop import EventLoop
 from distboot.agent.node_check import NodeCheck
 from distboot.agent.peer_connection import close_gracefully
 from distboot.agent.peer_watch import PeerWatch
+from distboot.agent.rank_start import RankStart
 from distboot.agent.returning import Returning
 from distboot.base.errors import DistbootError
 from distboot.base.settings import SupervisionSettings
@@ -542,6 +545,25 @@ def test_full_disk_leaves_no_log_file_open() -> None:
     with pytest.raises(DistbootError, match="No space left on device"):
         LogFile("/dev/full", 0, None)
     assert opened() == before
+
+
+def test_start_of_a_rank_leaves_no_file_open() -> None:
+    before = files_open()
+    start = RankStart("")
+    start.close_hooks()
+    start.close_hooks()  # also where its process never ran
+    os.close(start.reports)
+    assert files_open() == before
+
+
+def test_launcher_that_has_ended_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files_open()
+    program = Path(sys.executable).resolve().name
+    monkeypatch.setattr(launcher_process._Identity, "runs", lambda _: False)
+    with subprocess.Popen(["sleep", "30"]) as rank:
+        assert launcher_process.find(rank.pid, (program,)) is None
+        rank.kill()
+    assert files_open() == before
 
 
 def test_stalled_file_system_delays_one_second(
