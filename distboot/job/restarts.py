@@ -132,17 +132,18 @@ class RestartPolicy:
         may_be_bug = not (self._of_launcher or circumstances.is_unfit)
         if may_be_bug:
             place = _place_of(cause.failed, end)
-        ago = now - self._last_at.get(place, -inf)
-        self._last_at[place] = now
-        is_second = place != "" and ago <= self._window
-        second = f"it is the second failure {place} within {ago:.0f} s"
+        ago = inf
+        if place:
+            ago = now - self._last_at.get(place, -inf)
+            self._last_at[place] = now
+        second = f"second failure {place} within {ago:.0f} s"
         code, what = _exit_code_of(end)
         limit = f"{counted(self.most, 'restart')} ({_OPTION})"
         return first_that_holds(
             (is_stopped, STOPPED),
             (has_mpi, _MPI),
             (code in _STAYS, f"{what} ({_STAYS.get(code)}) would happen again"),
-            (is_second, f"{second}, which is a bug and not a fault"),
+            (ago <= self._window, f"{second}: treated as a bug"),
             (self._round >= self.most, f"the limit of {limit} is reached"),
             (circumstances.is_orphaned, "the launcher of rank 0 is gone"),
             (True, ""),

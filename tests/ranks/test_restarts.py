@@ -101,16 +101,16 @@ REFUSED = {
         "raise ValueError(round_)",
         1,
         (
-            r"it is the second failure at <module> \(train.py:\d+\) within \d s, which is "
-            r"a bug and not a fault"
+            r"second failure at <module> \(train.py:\d+\) within \d s: "
+            r"treated as a bug"
         ),
     ),
     "exit code, again and again": (
         "sys.exit(3)",
         3,
         (
-            r"it is the second failure of rank 1 with exit "
-            r"code 3 within \d s, "
+            r"second failure of rank 1 with exit "
+            r"code 3 within \d s: treated as a bug"
         ),
     ),
     "fault, again and again": (
