@@ -235,10 +235,10 @@ class RankConnections:
         agent = f"goes on as rank {message.agent}"
         connection = self._members[message.agent].connection
         if connection is None:
-            raise ProtocolError(f"{agent}, which is not connected any more")
+            raise ProtocolError(f"{agent}, which is disconnected")
         if message.round != self._round:
             raise ProtocolError(
-                f"goes on in round {message.round} of the job, and this is round {self._round}"
+                f"goes on in round {message.round}; the job is in round {self._round}"
             )
         connection.confirm(message.received)
         if not self.peers.drain(connection, now):
@@ -306,7 +306,7 @@ class RankConnections:
         members = self.peers.members[connection]
         self.peers.abandon(connection)
         for member in members:
-            effects = self.job.left(member.rank, now, f"is not connected any more ({why})")
+            effects = self.job.left(member.rank, now, f"disconnected ({why})")
             self._shell.apply(effects, now)
         self._shell.say(text)
 

@@ -107,7 +107,7 @@ class Job(AgentJob):
         return self._settled()
 
     def left(self, rank: int, now: float, why: str = GONE) -> list[Effect]:
-        """The agent of a rank is not connected any more: nothing more will be heard of it."""
+        """The agent of a rank has disconnected for good."""
         self._now = now
         self._leave(self.facts.members[rank], why)
         return self._settled()

@@ -163,7 +163,7 @@ def heard(message: object) -> dict[str, Any] | None:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def read(lines: Iterable[str]) -> Journal:

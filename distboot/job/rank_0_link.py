@@ -41,7 +41,7 @@ class Rank0Link:
     def absence(self, now: float) -> str:
         """`"has been unreachable for 40 s"`: why rank 0 does not answer, to follow its name."""
         if self.why_gone:
-            return f"is not connected any more ({self.why_gone})"
+            return f"disconnected ({self.why_gone})"
         if not self.is_there:
             return "ended, or closed its context"
         if self.unreachable_since is None:

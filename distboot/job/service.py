@@ -25,7 +25,7 @@ class Service:
         self._emit = emit
 
     def left(self, member: RankState, why: str) -> None:
-        """A rank has ended, or is not connected any more; `why` reads well after "rank 3"."""
+        """A rank has ended, or its agent is disconnected; `why` reads well after "rank 3"."""
 
     def settle(self, now: float) -> None:
         """All services have heard of an event."""

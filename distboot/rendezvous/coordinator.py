@@ -149,7 +149,7 @@ class Coordinator:
         self._own_deadline = _Deadline(0.0, "")
         self._ends: dict[int, float] = {}  # of the join timeout of each rank that is connected
         self._first = self._own_deadline  # of all
-        self._may_end_later = False  # as the one that it was is not connected any more
+        self._may_end_later = False  # as the one that it was is disconnected
 
     def wait_for_join(self) -> Membership:
         """Wait for all ranks and send them the membership, or the `DistbootError` that this
@@ -337,7 +337,7 @@ class Coordinator:
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
-        text = f"speaks version {version} of the protocol, but rank 0 speaks version {VERSION}"
+        text = f"uses version {version} of the protocol; rank 0 uses version {VERSION}"
         # The peer may not belong to this job, or is too late to end it.
         if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)

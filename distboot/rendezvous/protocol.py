@@ -265,7 +265,7 @@ def decode(body: bytes, *kinds: type) -> Any:
     try:
         content = json.loads(body.decode())
     except (ValueError, RecursionError):
-        raise ProtocolError("sends a message that is not JSON") from None
+        raise ProtocolError("sent data that is not JSON") from None
     kind = _kind_of(content, kinds)
     try:
         return _build(kind, content)
@@ -403,7 +403,7 @@ class Channel:
         """
         if frame.round != self.round:
             raise ProtocolError(
-                f"speaks of round {frame.round} of the job, and this is round {self.round}"
+                f"sent a message for round {frame.round}; the job is in round {self.round}"
             )
         has_mac = frame.mac != _UNPROVED
         if has_mac is not bool(self.secret):

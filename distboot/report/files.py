@@ -97,7 +97,7 @@ def why_not_replaced(path: str) -> str | None:
     beginning = beginning_of(path)
     if not beginning or _REPORT.match(beginning):
         return None
-    return "it is no report, and would be replaced"
+    return "it is not a report, and would be overwritten"
 
 
 def _why_not_begun(path: str) -> str | None:

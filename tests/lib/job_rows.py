@@ -365,7 +365,7 @@ class PureJob:
         return effects
 
     def _abandon(self, event: Abandon) -> list[Effect]:
-        return self._leave(event.rank, "is not connected any more (it sent no JSON)")
+        return self._leave(event.rank, "disconnected (it sent no JSON)")
 
     def _orphan(self, event: Orphan) -> list[Effect]:
         if self.members[event.rank].is_local:

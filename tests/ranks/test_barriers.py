@@ -191,7 +191,7 @@ def test_block_of_rank_0_may_last_or_fail(ranks: Ranks) -> None:
         if "refused" in line
     ]
     assert refused == [
-        "sends a message that is not JSON; the job continues",
+        "sent data that is not JSON; the job continues",
         "does not send the expected Hello; the job continues",
         "belongs to another job; the job continues",
     ]

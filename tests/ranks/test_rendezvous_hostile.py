@@ -387,8 +387,8 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "sends HTTP ('GET')"),
         (b"\xff" * 100, "does not use distboot's protocol: it begins with ff ff"),
         (framed("[1,2]"), "does not send the expected Hello"),
-        (framed("abc"), "sends a message that is not JSON"),
-        (framed("[" * 4000), "sends a message that is not JSON"),
+        (framed("abc"), "sent data that is not JSON"),
+        (framed("[" * 4000), "sent data that is not JSON"),
         (HELLO + OPEN.sign(Ready()), "does not send the expected WorkerInfo"),
         (HELLO + framed({"kind": "WorkerInfo"}), "sends a broken WorkerInfo"),
         *(
@@ -433,16 +433,16 @@ def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
     early = Rank(first.port, record(1, 3))
     (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
     assert said == Refused(
-        "the connecting process speaks version 99 of the protocol, but rank 0 speaks version 2",
+        "the connecting process uses version 99 of the protocol; rank 0 uses version 2",
         incompatible=True,
     )
     for error in (first.failed(), early.failed()):
-        assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
+        assert (error.code, "uses version 99" in error.message) == ("version-mismatch", True)
 
 
 def test_other_version_needs_the_secret_to_count(rank0: StartRank0) -> None:
     first = rank0(2, 600, "secret")
-    assert "speaks version 99" in refusal(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
+    assert "uses version 99" in refusal(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
     assert Rank(first.port, record(1, 2), 20, "secret").met() == first.met()
 
 

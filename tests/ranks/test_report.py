@@ -432,7 +432,7 @@ def test_only_a_report_is_replaced(distboot: Run, tmp_path: Path, name: str) -> 
         written.write_text(data)
         refused = distboot(*command)
         assert refused.returncode == 74
-        assert f"{name}' cannot be written: it is no report, and would be replaced" in (
+        assert f"{name}' cannot be written: it is not a report, and would be overwritten" in (
             refused.stderr
         )
         assert written.read_text() == data

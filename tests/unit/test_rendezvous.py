@@ -364,7 +364,7 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     for other in others:
         with pytest.raises(ProtocolError):
             _taken(_channel(**other), data, WorkerInfo)
-    with pytest.raises(ProtocolError, match="speaks of round 0 of the job, and this is round 1"):
+    with pytest.raises(ProtocolError, match="sent a message for round 0; the job is in round 1"):
         _taken(_channel(round=1), data, WorkerInfo)
     with pytest.raises(ProtocolError):
         _taken(_channel(), data.replace(b"openmpi", b"openmpj"), WorkerInfo)

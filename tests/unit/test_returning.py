@@ -224,12 +224,12 @@ def test_what_came_over_the_old_connection_counts(job: Job) -> None:
     [
         (
             lambda job: job.come_back(1, round_=2),
-            ("goes on in round 2 of the job, and this is round 3"),
+            ("goes on in round 2; the job is in round 3"),
         ),
         (lambda job: job.come_back(2), "has received 2 of 1 messages"),
         (
             lambda job: job.come_back(0, agent=0),
-            ("goes on as rank 0, which is not connected any more"),
+            ("goes on as rank 0, which is disconnected"),
         ),
     ],
     ids=["another-round", "more-than-was-sent", "another-rank"],
@@ -248,7 +248,7 @@ def test_peer_that_cannot_go_on_is_refused(
 def test_rank_that_was_given_up_is_refused(job: Job) -> None:
     job.end()
     job.turn(0.3)
-    with pytest.raises(ProtocolError, match="goes on as rank 1, which is not connected any more"):
+    with pytest.raises(ProtocolError, match="goes on as rank 1, which is disconnected"):
         job.come_back(received=1)
 
 
