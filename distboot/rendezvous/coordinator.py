@@ -246,7 +246,8 @@ class Coordinator:
         why = f"{table.describe_departed()}{self.why_missing.said}{refusals}"
         joined = f"{len(table.records)} of {table.world_size}"
         missing = table.describe_missing()
-        text = f"{joined} {table.unit}s joined {self._deadline.said}; missing: {missing}{why}"
+        within = self._first_deadline().said
+        text = f"{joined} {table.unit}s joined {within}; missing: {missing}{why}"
         hint = self.why_missing.hint
         if self.pool.remedy:
             hint = f"{self.pool.remedy}; or {hint}"
@@ -277,11 +278,12 @@ class Coordinator:
             while not self.table.is_complete:
                 self._wanted()
                 now = time.monotonic()
-                if now >= self._deadline.end:
+                end = self._first_deadline().end
+                if now >= end:
                     raise self._missing()
                 if now >= shown.due:
-                    shown.show(len(self.table.records), self._progress(), self._deadline.end - now)
-                self._poll(max(min(self._deadline.end, shown.due) - now, 0.0))
+                    shown.show(len(self.table.records), self._progress(), end - now)
+                self._poll(max(min(end, shown.due) - now, 0.0))
         finally:
             shown.close()
 
@@ -330,7 +332,12 @@ class Coordinator:
             raise ProtocolError(_OF_ANOTHER_JOB)
         if hello.version != VERSION:
             self._refuse_version(peer, hello.version)
-        peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
+        peer.channel = Channel(
+            self._plan.secret,
+            is_rank_0=True,
+            challenge=peer.challenge,
+            nonce=hello.nonce,
+        )
         peer.welcomed = job_time()
         if self._has_met:
             self.returns.expect_return()
@@ -363,33 +370,32 @@ class Coordinator:
             earlier.rank = None
             self.pool.drop(earlier)
         self.log.joined(record, peer.welcomed)
-        self._hurry(record)
+        self._add_deadline(record)
 
-    def _hurry(self, record: WorkerInfo) -> None:
-        """When the first join timeout is over, all ranks are told which are missing."""
-        self._wait_longer(record.rank)
+    def _add_deadline(self, record: WorkerInfo) -> None:
+        """Count the join timeout of a rank that has connected."""
+        self._drop_deadline(record.rank)
         end = time.monotonic() + record.patience
         self._ends[record.rank] = end
-        self._end_by(record.rank, end)
+        self._shorten_deadline(record.rank, end)
 
-    def _end_by(self, rank: int, end: float) -> None:
+    def _shorten_deadline(self, rank: int, end: float) -> None:
         said = self._first.said
         if end < self._first.end - 1.0:
             which = f"{self.table.unit} {rank}"
             said = f"within the join timeout of {which}, which was over first"
         self._first = _Deadline(min(end, self._first.end), said)
 
-    @property
-    def _deadline(self) -> _Deadline:
+    def _first_deadline(self) -> _Deadline:
         """Of all join timeouts the first one; found here, as many ranks may leave at one time."""
         if self._may_end_later:
             self._may_end_later = False
             self._first = self._own_deadline
             for rank, end in self._ends.items():
-                self._end_by(rank, end)
+                self._shorten_deadline(rank, end)
         return self._first
 
-    def _wait_longer(self, rank: int) -> None:
+    def _drop_deadline(self, rank: int) -> None:
         """The join timeout of a rank that has left, or has connected again, does not count."""
         if self._ends.pop(rank, None) is not None:
             self._may_end_later = True
@@ -432,7 +438,7 @@ class Coordinator:
         if peer.rank is not None:
             del self._connections[peer.rank]
             self.table.remove(peer.rank)
-            self._wait_longer(peer.rank)
+            self._drop_deadline(peer.rank)
             self.log.add("left", peer.rank)
 
     def _abort(self, error: DistbootError) -> None:
@@ -450,7 +456,7 @@ class Coordinator:
 
     def _linger(self) -> None:
         """Tell ranks that are a little late that the job cannot start."""
-        end = min(self._deadline.end, time.monotonic() + _LINGER)
+        end = min(self._first_deadline().end, time.monotonic() + _LINGER)
         while len(self._told) < self._plan.own.world_size - 1:
             left = end - time.monotonic()
             if left <= 0:

@@ -385,7 +385,7 @@ class Channel:
     """
 
     secret: str = field(default="", repr=False)
-    us: str = "rank 0"  # this side, as a refusal names it
+    is_rank_0: bool = True  # whether this side is
     challenge: str = ""  # of rank 0, random for this connection
     nonce: str = ""  # of the other side, likewise
     round: int = 0  # of the job
@@ -407,8 +407,10 @@ class Channel:
             )
         has_mac = frame.mac != _UNPROVED
         if has_mac is not bool(self.secret):
-            problem = _SECRET_PROBLEMS[has_mac]
-            raise ProtocolError(problem.format(self.us))
+            us = "this rank"
+            if self.is_rank_0:
+                us = "rank 0"
+            raise ProtocolError(_SECRET_PROBLEMS[has_mac].format(us))
         if has_mac:
             self._authenticate(frame)
         self.counts.received += 1
@@ -437,7 +439,7 @@ class Channel:
         from .authentication import mac_of
 
         # Else a frame of this side could be sent back to it
-        is_of_rank_0 = (self.us == "rank 0") is not theirs
+        is_of_rank_0 = self.is_rank_0 is not theirs
         about = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/"
         signed = about.encode() + number.to_bytes(8, "big") + digest()
         return mac_of(self.secret, signed)

@@ -326,7 +326,12 @@ class Worker:
         answer = decode(self._frames.inflated(frame), Welcome, Refused)
         if isinstance(answer, Refused):
             raise self._error_of_refusal(answer)
-        self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
+        self._channel = Channel(
+            self._plan.secret,
+            is_rank_0=False,
+            challenge=answer.challenge,
+            nonce=nonce,
+        )
         try:
             self._channel.verify(frame, self._frames, Welcome)
         except ProtocolError as error:

@@ -336,11 +336,11 @@ def test_latecomer_of_a_node_hears_of_that_node(rank0: StartRank0) -> None:
 
 # The wire
 
-OF_RANK_0 = {"secret": "secret", "us": "rank 0", "challenge": "challenge", "nonce": "nonce"}
+OF_RANK_0 = {"secret": "secret", "is_rank_0": True, "challenge": "challenge", "nonce": "nonce"}
 
 
 def _channel(**more: Any) -> Channel:
-    """A new connection as rank 0 has it; `us="this rank"`: as the rank has it."""
+    """A new connection as rank 0 has it; `is_rank_0=False`: as the rank has it."""
     return Channel(**{**OF_RANK_0, **more})
 
 
@@ -351,10 +351,10 @@ def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
 
 
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
-    data = _channel(us="this rank").sign(record(1, 2))
+    data = _channel(is_rank_0=False).sign(record(1, 2))
     assert _taken(_channel(), data, WorkerInfo) == record(1, 2)
     with pytest.raises(ProtocolError, match="has a different DISTBOOT_SECRET"):
-        _taken(_channel(us="this rank"), data, WorkerInfo)  # which it has sent itself
+        _taken(_channel(is_rank_0=False), data, WorkerInfo)  # which it has sent itself
     others: list[dict[str, Any]] = [
         {"challenge": "2"},
         {"nonce": "2"},
@@ -376,7 +376,7 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     "order", [[0, 0], [0, 2], [0, 1, 0], [0, 1, 2, 2]], ids=("repeated", "left out", "again", "end")
 )
 def test_frame_out_of_its_order_is_refused(order: list[int]) -> None:
-    theirs = _channel(us="this rank")
+    theirs = _channel(is_rank_0=False)
     ours = _channel()
     sent = [theirs.sign(message) for message in (record(1, 2), None, Detach())]
     kinds = (WorkerInfo, type(None), Detach)
@@ -396,9 +396,9 @@ def test_broadcast_is_authenticated_for_each_alone(length: int) -> None:
     for its, of_stranger in ((one, other), (other, one), ({"secret": ""}, one)):
         data = broadcast.sign(_channel(**its))
         assert len(data) < 5000, "it is compressed"
-        assert _taken(_channel(us="this rank", **its), data, Members).hosts == hosts
+        assert _taken(_channel(is_rank_0=False, **its), data, Members).hosts == hosts
         with pytest.raises(ProtocolError):
-            _taken(_channel(us="this rank", **of_stranger), data, Members)
+            _taken(_channel(is_rank_0=False, **of_stranger), data, Members)
 
 
 def test_frames_come_in_any_pieces() -> None:

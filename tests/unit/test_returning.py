@@ -80,14 +80,14 @@ class Job:
         self.said.append(text)
 
     def as_rank_0(self, challenge: str, round_: int = 3) -> Channel:
-        return Channel(self.secret, "rank 0", challenge, "nonce", round_)
+        return Channel(self.secret, True, challenge, "nonce", round_)
 
     def connect(self, challenge: str) -> tuple[socket.socket, Channel]:
         """Our end of a new connection, and what authenticates the other one."""
         ours, theirs = pair()
         theirs.settimeout(5)
         self.peers.append(theirs)
-        return ours, Channel(self.secret, "this rank", challenge, "nonce", 3)
+        return ours, Channel(self.secret, False, challenge, "nonce", 3)
 
     def send(self, *messages: object) -> None:
         for message in messages:
@@ -339,7 +339,7 @@ class OtherAgent:
         self.said: list[str] = []
         ours, self.old = pair()
         self.new: socket.socket | None = None
-        self.line = HeartbeatConnection(ours, Channel("", "this rank", "old", "nonce", 3))
+        self.line = HeartbeatConnection(ours, Channel("", False, "old", "nonce", 3))
         self.attempts = Attempts()
         ranks = ranks_of(MEMBERSHIP)
         peers = connect(ranks, {0: self.line})
@@ -363,12 +363,12 @@ class OtherAgent:
     def connect_again(self) -> None:
         """An attempt has ended well: the agent closes its old connection, and greets over the new one."""
         ours, self.new = pair()
-        self.attempts.new = NewConnection(ours, Channel("", "this rank", "new", "nonce", 0))
+        self.attempts.new = NewConnection(ours, Channel("", False, "new", "nonce", 0))
         self.side.turn(self.now)
 
     def answer(self, received: int) -> None:
         assert self.new is not None
-        channel = Channel("", "rank 0", "new", "nonce", 3)
+        channel = Channel("", True, "new", "nonce", 3)
         self.new.sendall(channel.sign(Resumed(received)))
         wait_to_read(self.line.socket)
         self.side.peers.read(self.line, self.now)
@@ -376,7 +376,7 @@ class OtherAgent:
     def received(self, round_: int) -> list[object]:
         """All of a round that has come over the new connection; the first message is of none."""
         assert self.new is not None
-        other = HeartbeatConnection(self.new, Channel("", "rank 0", "new", "nonce", round_))
+        other = HeartbeatConnection(self.new, Channel("", True, "new", "nonce", round_))
         return [message for _, message in other.drain(self.now, type(None), Resume, Exited)]
 
     def is_over(self, seconds: float = 0.0) -> bool:
@@ -433,7 +433,7 @@ def test_agent_ends_gracefully_once_rank_0_speaks_again(
 ) -> None:
     """Else what is unread here would let the kernel reset the connection, and the last message be lost."""
     other.be_cut_off(monkeypatch)
-    channel = Channel("", "rank 0", "old", "nonce", 3)
+    channel = Channel("", True, "old", "nonce", 3)
     other.old.sendall(channel.sign(Register(100)))
     wait_to_read(other.line.socket)
     other.side.peers.read(other.line, other.now)
