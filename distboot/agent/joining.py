@@ -46,9 +46,9 @@ def join_here(
     try:
         with joining(job, problem, failed), with_too_few_files():
             wanted()
-            membership = job.joined.join()
+            result = job.joined.join()
             met()
-            job.take(membership)
+            job.take(result)
         yield job
     finally:
         job.close()

@@ -77,8 +77,8 @@ class KubeflowStatus(StateWriter):
         except (ValueError, http.client.HTTPException) as error:
             raise OSError(str(error) or type(error).__name__) from None
 
-    def may_pass(self, error: OSError) -> bool:
-        self._before = ""
+    def after_error(self, error: OSError) -> bool:
+        self._before = ""  # it is posted again
         return isinstance(error, _PASSING)
 
     def _post(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Rank 0's agent tells the state of its job elsewhere, from its events (`report/metrics`).
 
-A thread does it, so that nobody waits for a slow file system or network. Events that come together
-are told together, and the last state when the job ends.
+A thread does it, so that the loop waits for no slow file system or network. Events that come
+together are told together, and the last state when the job ends.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StateWriter:
         """Tell it, or raise an OSError; the job goes on."""
         raise NotImplementedError
 
-    def may_pass(self, error: OSError) -> bool:  # noqa: ARG002 - a subclass looks at it
-        """Whether to go on after an error; else nothing more is told."""
+    def after_error(self, error: OSError) -> bool:  # noqa: ARG002 - a subclass looks at it
+        """The state could not be written; returns whether to go on."""
         return False
 
     def _work(self) -> None:
@@ -76,7 +76,7 @@ class StateWriter:
                     self.write(text)
             except OSError as error:
                 self._warn(reason_of(error))
-                is_last |= not self.may_pass(error)
+                is_last |= not self.after_error(error)
 
     def _warn(self, why: str) -> None:
         if not self._has_warned:
