@@ -13,7 +13,8 @@ A host whose CPUs are busy answers late, too. So the prober goes on for a moment
 were late.
 
 The neighbor counts, as the kernel of the prober takes more than the link carries. Every wait has a
-limit, and so has the number of connections at a time: whoever reaches the port may connect.
+limit, and so has the number of connections at a time: any process that reaches the port may
+connect.
 """
 
 from __future__ import annotations

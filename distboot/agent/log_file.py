@@ -72,7 +72,7 @@ class LogFile:
 
 
 def opened_to_append(path: str) -> int:
-    """A file, or a pipe that somebody reads, at a path; `OSError`: it cannot be opened."""
+    """A file, or a pipe with a reader, at a path; `OSError`: it cannot be opened."""
     # O_NONBLOCK: opening a pipe without a reader is an error then, and waits without it
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
     file = os.open(path, flags | os.O_CLOEXEC, 0o666)

@@ -82,11 +82,13 @@ class Logs:
             code: negative for a signal.
             is_stopped: whether it was asked to end.
         """
-        from ..job.exit_status import ExitStatus  # here: the agent has it, and a process alone not
+        from ..job.exit_status import (
+            ExitStatus,
+        )  # here, as a process without an agent has not loaded it
 
         self._end = ExitStatus.of_child(code).describe()
         if is_stopped:
-            how, _, _ = self._end.partition(" (")  # nobody has to guess who killed it
+            how, _, _ = self._end.partition(" (")  # so that it is clear who killed it
             self._end = f"{how}, as it was asked to end"
         for stream in self._streams:
             stream.wake(hurry=False)

@@ -14,8 +14,8 @@ silence is judged (`liveness`):
 What follows from that is up to the `PeerEvents` of the agent: `rank_connections` on rank 0,
 `rank_0_connection` on any other.
 
-What always holds: `members` has exactly the open connections, those that have ended and may be
-replaced included. A connection that is doubtful, or that the loop reads, is in `members`.
+What always holds: `members` has each connection that is open, or closed and may be replaced. A
+connection that is doubtful, or that the loop reads, is in `members`.
 """
 
 from __future__ import annotations

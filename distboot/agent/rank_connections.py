@@ -5,7 +5,7 @@ another one, as after a cut of the network (see `returning`). Until then its ran
 lost with a due time; if the agent is back before that, the reports are withdrawn.
 
 Where an agent is silent but its host answers, only the connection is cut. Its ranks are then
-unreachable: what waits for them at a key says so, and nobody is stopped for it.
+unreachable: what waits for them at a key says so, and no rank is stopped for it.
 
 Once the root cause is known all agents are told, a second time when the rank that failed has ended,
 as the others stop only after the launcher has seen its exit code.

@@ -1,8 +1,8 @@
 """The agent of `init`: a process beside the script, started first; it joins, then watches it.
 
-A thread would not do: while Python's lock is held, in a C extension say, no thread runs. It is an
-interpreter of its own, without what the script has loaded, in a session of its own, and no child of
-the script, which may wait for all of its children. It ends with the script.
+A thread would not do: while Python's lock is held, for example in a C extension, no other thread
+runs. It is an interpreter of its own, without what the script has loaded, in a session of its own,
+and no child of the script, which may wait for all of its children. It ends with the script.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _start_ended(files: EventFiles | None, joined: Joined, ended: StartEnded) ->
 
 
 def _let_go_of_output() -> None:
-    """Whoever reads the output of the script waits for the end of it."""
+    """The reader of the output of the script waits for the end of it."""
     with open(os.devnull, "wb") as nowhere:
         for file in (1, 2):
             os.dup2(nowhere.fileno(), file)

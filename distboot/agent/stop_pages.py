@@ -108,10 +108,10 @@ class StopPages:
             _set_once(page, ASKED, until)
 
     def release(self) -> None:
-        """Rank 0 cannot answer any more: let the reads that wait go on."""
+        """Rank 0 is gone: reads that wait return True."""
         for page in self.pages.values():
-            has_asked = page[ASKED] != 0
-            _set_once(page, STOP, int(has_asked))
+            if page[ASKED]:
+                _set_once(page, STOP, 1)
 
     def close(self, rank: int) -> None:
         """The script of this rank has closed its context: it reads no more."""

@@ -21,7 +21,7 @@ _TEXTS = (
 
 
 def is_of_device(end: ExitStatus) -> bool:
-    """Whether its host is not to be used again until somebody has looked at it."""
+    """Whether its host must be repaired before it is used again."""
     message = end.traceback
     if end.exception is not None:
         message += end.exception.message

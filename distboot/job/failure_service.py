@@ -128,7 +128,7 @@ class FailureService(Service):
         if cause is None or not cause.is_first(member.rank):
             return
         again = cause
-        if cause.delay:  # else nobody waits for its end, as after an external signal
+        if cause.delay:  # else no agent waits for its end, as after an external signal
             again = replace(cause, delay=self._facts.delay(member))
         if member.end is not None:
             again = replace(again, exit_code=_code_of_job(cause, member.end))

@@ -19,8 +19,8 @@ after `_SECOND_LOOK` seconds.
 A question ends when all agents have answered, or after `_ANSWERING` seconds. A rank whose agent has
 not answered by then is at an unknown place and counts as stopped: so it is late, where others wait.
 
-Two other things start a question: a user who asks for all stacks (`show`), and a rank that fails of
-a timeout (`fails`). For the latter the conclusion of the job waits: `explains` is None until the
+Two other things start a question: a user who asks for all stacks (`_asked`), and a rank that fails of
+a timeout (`_failing`). For the latter the conclusion of the job waits: `explains` is None until the
 answers are there; then the job ends for the ranks that did not arrive, not for the one that waited
 for them.
 

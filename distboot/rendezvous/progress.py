@@ -1,7 +1,7 @@
 """How rank 0 shows who is missing while ranks join.
 
 On a terminal one line is replaced in place. In a log each line stays: the first one after a second,
-and then fewer and fewer while nobody joins.
+and then fewer and fewer while no rank joins.
 """
 
 from __future__ import annotations

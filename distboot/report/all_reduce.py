@@ -16,7 +16,7 @@ from ..rendezvous.events import Event
 from .job_state import of_kinds
 
 _LESS = 2.0
-_LEAST_PAIRS = 3  # of two nobody knows which one is odd
+_LEAST_PAIRS = 3  # of two it is not known which one is odd
 
 
 def all_reduce_of(events: Iterable[Event], hosts: Sequence[str]) -> dict[str, Any] | None:
