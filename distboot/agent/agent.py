@@ -297,7 +297,8 @@ def shell_of(
     if coordinator is None:
         from .rank_0_connection import Rank0Connection
 
-        Rank0Connection(shell, peers, membership.heartbeat_timeout, membership.round)
+        timeout = membership.heartbeat_timeout
+        shell.use(Rank0Connection(shell, peers, timeout, membership.round))
     else:
         from ..job.keys import Keys
         from .rank_connections import RankConnections
@@ -305,7 +306,7 @@ def shell_of(
         addresses = {}
         if settings.checks:
             addresses = _addresses(ranks)
-        RankConnections(
+        rank_connections = RankConnections(
             shell,
             peers,
             membership,
@@ -315,6 +316,7 @@ def shell_of(
             # What connects then may be meant for a store of the script, or its next attempt
             started=coordinator.pool.accept_no_more,
         )
+        shell.use(rank_connections)
     return shell
 
 

@@ -69,7 +69,6 @@ class Rank0Connection:
             of_job.Report: lambda effect, _: self.peers.send(effect.message, effect.rank),
             of_job.DoubtRank0: self._doubt,
         }
-        shell.use(self)
 
     def turn(self, now: float) -> None:
         if self.returning.is_active:

@@ -107,7 +107,6 @@ class RankConnections:
             of_job.Tell: self._tell,
             of_job.Remind: self._remind,
         }
-        shell.use(self)
 
     def turn(self, now: float) -> None:
         for connection, absence in list(self._returning.items()):

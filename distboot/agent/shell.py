@@ -47,7 +47,7 @@ CAUSE = "cause"  # the topic of the line that says why the job ends
 class Shell:
     """The io of one agent. All times are those of `time.monotonic`."""
 
-    # Given by the connections themselves
+    # Given by `use`
     connections: Connections
     peers: PeerWatch
     job: Job | Follower

@@ -467,7 +467,9 @@ class JobOfRank0:
         peers = connect(ranks, self._lines)
         self._shell = shell_of_ranks(ranks, setup.settings, self._say, is_held=setup.is_held)
         self._shell.stops = _NoScript(setup.settings.grace / 3)
-        RankConnections(self._shell, peers, setup.membership, setup.keys(), self._log)
+        self._shell.use(
+            RankConnections(self._shell, peers, setup.membership, setup.keys(), self._log)
+        )
         self._shell.facts.is_starting = setup.is_starting
         self._shell.facts.has_launcher = setup.has_launcher
         for rank in _RANKS:

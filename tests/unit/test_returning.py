@@ -72,6 +72,7 @@ class Job:
         peers = connect(ranks, {1: self.line})
         self.side = shell_of_ranks(ranks, SETTINGS, self.say)
         self.connections = RankConnections(self.side, peers, MEMBERSHIP, keys, self.log)
+        self.side.use(self.connections)
         self.side.take(0, Register(100), self.now)
         self.send(Register(101))
         self.read()
@@ -345,6 +346,7 @@ class OtherAgent:
         peers = connect(ranks, {0: self.line})
         self.side = shell_of_ranks(ranks, SETTINGS, self.say, is_held=True)
         self.connection = Rank0Connection(self.side, peers, MEMBERSHIP.heartbeat_timeout, 3)
+        self.side.use(self.connection)
         self.connection.returning.close()
         self.connection.returning = self.attempts
 

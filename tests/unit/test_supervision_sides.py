@@ -123,7 +123,7 @@ class Job:
             ranks = ranks_of(MEMBERSHIP)[0 : own + 1 : own]
             peers = connect(ranks, self.lines)
             self.side = shell_of_ranks(ranks, SETTINGS, self.say)
-            Rank0Connection(self.side, peers, MEMBERSHIP.heartbeat_timeout)
+            self.side.use(Rank0Connection(self.side, peers, MEMBERSHIP.heartbeat_timeout))
             return
         self.log = EventLog()
         keys = Keys(MEMBERSHIP, JoinTable(4))
@@ -131,7 +131,7 @@ class Job:
         ranks = ranks_of(MEMBERSHIP)
         peers = connect(ranks, self.lines)
         self.side = shell_of_ranks(ranks, SETTINGS, self.say)
-        RankConnections(self.side, peers, MEMBERSHIP, keys, self.log)
+        self.side.use(RankConnections(self.side, peers, MEMBERSHIP, keys, self.log))
         self.side.take(0, Register(100), self.now)
         for rank in others:
             self.send(rank, Register(100 + rank))
