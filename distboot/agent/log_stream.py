@@ -73,7 +73,10 @@ class LogStream:
 
     def wake(self, *, hurry: bool) -> None:
         """The child has ended."""
-        os.write(self._wake, _HURRY if hurry else _ENDED)
+        how = _ENDED
+        if hurry:
+            how = _HURRY
+        os.write(self._wake, how)
 
     def work(self, done: Callable[[], None]) -> None:
         """Pass everything on, in a thread of its own."""

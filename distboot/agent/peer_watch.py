@@ -192,7 +192,7 @@ class PeerWatch:
             return
         alike = [connection]
         # Its host does not answer, and so neither for the others
-        if (was_suspect, found.kind) == (True, LOST):
+        if was_suspect and found.kind == LOST:
             host = self._host_of(connection)
             alike += filter(lambda each: self._host_of(each) == host, self._suspects)
         hear = self._heard_by[found.kind]

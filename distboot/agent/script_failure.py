@@ -138,7 +138,7 @@ class OtherPythons:
     def exception(self, code: int | None) -> UncaughtException | None:
         """What explains the exit code of the process of the rank."""
         is_of_training = self._failed == self._training
-        none_trained = (self._training, code in _OF_EXCEPTIONS) == (0, True)
+        none_trained = self._training == 0 and code in _OF_EXCEPTIONS
         explains = self._is_recent
         if code == 0:
             explains = is_of_training

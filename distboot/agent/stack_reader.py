@@ -112,7 +112,9 @@ class StackReader:
     def _ask(self, process: Process, take: Callable[[Stacks, float], None], now: float) -> None:
         self._process = process
         self._take = take
-        pipe = self._opened_pipe() if self._catches() else None
+        pipe = None
+        if self._catches():
+            pipe = self._opened_pipe()
         if pipe is None:
             take(Stacks(state=self._state(self._nowhere)), now)
             return
@@ -164,7 +166,9 @@ class StackReader:
             return
         os.close(self._pipe)
         if found is None:
-            otherwise = _TOO_LONG if dump else self._nowhere
+            otherwise = self._nowhere
+            if dump:
+                otherwise = _TOO_LONG
             found = Stacks(state=self._state(otherwise))
         self._take(found, now)
 

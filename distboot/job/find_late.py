@@ -107,7 +107,9 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
         return late
     without = _judge(staying, before, least)
     names_both = without is not None and all(without[:2])
-    return without if names_both else late
+    if names_both:
+        return without
+    return late
 
 
 def _stays(rank_and_position: tuple[int, Position]) -> bool:

@@ -40,7 +40,9 @@ class KeyTexts:
         who = ranks_said(sorted(unready))
         if len(self._membership.nodes) > 1:
             who = self._ranks(unready)
-        are = "is" if len(unready) == 1 else "are"
+        are = "are"
+        if len(unready) == 1:
+            are = "is"
         return f"all ranks joined; {who} {are} still starting (limit {left:.0f} s)"
 
     def progress(self, key: Key, here: Collection[int], left: float) -> str:

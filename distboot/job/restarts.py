@@ -58,7 +58,10 @@ def failed_round(
 
 def lost_rounds(next_round: int) -> dict[str, object]:
     """The rounds before one in which another agent than theirs is rank 0's, as the report has them."""
-    rounds = f"round{'s' if next_round > 1 else ''} {ranges(range(next_round))}"
+    unit = "round"
+    if next_round > 1:
+        unit = "rounds"
+    rounds = f"{unit} {ranges(range(next_round))}"
     text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
     return failed_round(next_round - 1, [0], text, start=None, seconds=None)
 

@@ -193,7 +193,9 @@ def startup_report(
         "ranks": ranks,
     }
     if failure is not None:
-        ranks_of_it = missing.listed if missing.total else sorted(unready)
+        ranks_of_it = sorted(unready)
+        if missing.total:
+            ranks_of_it = missing.listed
         cause = failure.as_cause(ranks_of_it)
         if failure.is_stop:
             fields.update(outcome="stopped", stopped=cause)
@@ -220,7 +222,9 @@ def _startup_headline(
             "as failure detection is off"
         )
     if not failure.is_stop:
-        what = f"Round {started['round']}" if started.get("round") else "The job"
+        what = "The job"
+        if started.get("round"):
+            what = f"Round {started['round']}"
         return f"{what} did not start: {failure.text.splitlines()[0]}"
     number = started.get("round", 0)
     earlier = rounds_before(rounds, number)
@@ -435,8 +439,11 @@ def _headline(
     if states["ended"] < membership.world_size:
         unknown = states["not known"]
         return f"{size}: no failure was seen; how {unknown} of them ended is not known"
-    ended = "all ended" if membership.world_size > 1 else "ended"
-    return f"{size}: {doubts.describe(events, ended) or f'{ended} well'}"
+    ended = "ended"
+    if membership.world_size > 1:
+        ended = "all ended"
+    doubt = doubts.describe(events, ended)
+    return f"{size}: {doubt or f'{ended} well'}"
 
 
 def _as_sentence(text: str) -> str:

@@ -144,7 +144,9 @@ def _how_it_ended(
     The number is that of the characters which `why` needs at the least.
     """
     if job.root_cause is None:
-        good_end = "all ended well" if all_succeeded else "no failure was seen"
+        good_end = "no failure was seen"
+        if all_succeeded:
+            good_end = "all ended well"
         return doubts.describe(events, "all ended") or good_end, "", 0
     # The whole text was printed when it happened. This adds where and when that was.
     cause = job.root_cause.details
