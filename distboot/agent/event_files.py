@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.join import Joined
     from ..report.spent import Spent
-    from .journal import Journal
+    from .journal import JournalWriter
     from .state_writer import StateWriter
 
 
@@ -29,7 +29,7 @@ class EventFiles:
     def __init__(self, settings: SupervisionSettings, who: str | None) -> None:
         self._who = who
         self._report = settings.report  # None: none is wanted
-        self._journal: Journal | None = None
+        self._journal: JournalWriter | None = None
         self._states: list[StateWriter] = []
         if settings.report is not None:
             from .journal import opened_beside  # here, as most jobs have none

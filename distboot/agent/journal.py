@@ -31,7 +31,7 @@ _INTERVAL = 0.1  # seconds between two looks whether it has
 _LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of the agent
 
 
-class Journal:
+class JournalWriter:
     """The file of a journal; `OSError`, `DistbootError`: it has no file, or no thread."""
 
     def __init__(self, path: str, who: str | None) -> None:
@@ -121,13 +121,13 @@ class Journal:
         log_line(self._who, f"warning: {what}")
 
 
-def opened_beside(report: str, who: str | None) -> Journal | None:
+def opened_beside(report: str, who: str | None) -> JournalWriter | None:
     """The journal of a job with this report; None, with a warning: it cannot be written."""
     path = path_beside(report)
     if is_special(report) and path != report:  # a pipe or a device has no file beside it
         return None
     try:
-        return Journal(path, who)
+        return JournalWriter(path, who)
     except OSError as error:
         why = reason_of(error)
     except DistbootError as error:  # this user may start no more threads

@@ -1,7 +1,7 @@
 """One connection between rank 0's agent and another one: its messages, also over another socket.
 
 Nothing waits here. What the kernel does not take is kept in `_unsent`, bounded, and sent later;
-`backlog` is a set that all connections of an agent share, of those that have such bytes. That the
+`unflushed` is a set that all connections of an agent share, of those that have such bytes. That the
 peer is gone is reported by reading alone (`DisconnectedError`).
 
 A heartbeat does not wake this process up: the socket is readable from the first byte *beyond* a
@@ -65,7 +65,7 @@ class PeerConnection:
 
     def __init__(self, connection: socket.socket, channel: Channel, most: int) -> None:
         self.socket = connection
-        self.backlog: set[PeerConnection] = set()
+        self.unflushed: set[PeerConnection] = set()
         self.heard = time.monotonic()  # when something was read
         self.is_closed = False  # whether the socket has ended; the peer may open another one
         self.received = 0  # messages, ever
@@ -108,7 +108,7 @@ class PeerConnection:
                 sent = self.socket.send(self._unsent)
                 del self._unsent[:sent]
         except BlockingIOError:
-            self.backlog.add(self)
+            self.unflushed.add(self)
             if len(self._unsent) > _MOST_UNSENT:
                 self._give_up()
         except OSError:  # it has ended, which reading will report

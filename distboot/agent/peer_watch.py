@@ -77,9 +77,9 @@ class PeerWatch:
         }
         self._woken_at = -inf  # when this process itself went on after it was stopped
         self._stopped_for = 0.0  # seconds
-        self._backlog: set[PeerConnection] = set()  # those with something left to send
+        self._unflushed: set[PeerConnection] = set()  # those with something left to send
         for connection in self.members:
-            connection.backlog = self._backlog
+            connection.unflushed = self._unflushed
         self._doubtful: set[HeartbeatConnection] = set()
         self._suspects: set[HeartbeatConnection] = set()  # of these: their hosts are being asked
         self._ticks = 0
@@ -145,8 +145,8 @@ class PeerWatch:
 
     def tick(self, now: float) -> None:
         """Once a second: send what is left, poll the peers, and send heartbeats."""
-        for connection in list(self._backlog):
-            self._backlog.discard(connection)
+        for connection in list(self._unflushed):
+            self._unflushed.discard(connection)
             connection.flush()
         self._ticks += 1
         peers = list(self.members)

@@ -75,7 +75,7 @@ _PAUSE = 1.0  # seconds without new connections while no file can be opened for 
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class _ScriptConnection:
     """A connection of a script."""
 
     socket: socket.socket
@@ -110,9 +110,9 @@ class ScriptServer:
         self._joined = joined
         self._shell = shell
         self._loop = loop
-        self._sessions: list[_Session] = []
+        self._sessions: list[_ScriptConnection] = []
         # By rank, the connection of the process that has got ready, until it leaves or ends
-        self._holders: dict[int, _Session] = {}
+        self._holders: dict[int, _ScriptConnection] = {}
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
         self._tokens: Tokens | None = None  # of scripts that this agent has not connected itself
@@ -124,7 +124,7 @@ class ScriptServer:
         most = FROM_SCRIPTS
         if rank is None:
             most = UNAUTHENTICATED_MOST
-        session = _Session(connection, Frames(most), rank)
+        session = _ScriptConnection(connection, Frames(most), rank)
         self._sessions.append(session)
         connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
         self._loop.add_reader(
@@ -188,7 +188,7 @@ class ScriptServer:
             self._loop.call_at(now + _PAUSE, self._listen)
 
     @property
-    def _unauthenticated(self) -> list[_Session]:
+    def _unauthenticated(self) -> list[_ScriptConnection]:
         """Those without a token, the oldest first."""
         return [each for each in self._sessions if each.rank is None]
 
@@ -202,7 +202,7 @@ class ScriptServer:
         if oldest.rank is None:
             self._drop(oldest)
 
-    def _read(self, session: _Session, now: float) -> None:
+    def _read(self, session: _ScriptConnection, now: float) -> None:
         try:
             data = session.socket.recv(1 << 16, socket.MSG_DONTWAIT)
             for frame in session.frames.feed(data):
@@ -215,7 +215,7 @@ class ScriptServer:
         if not data:
             self._drop(session)
 
-    def _drop(self, session: _Session) -> None:
+    def _drop(self, session: _ScriptConnection) -> None:
         if session in self._sessions:  # otherwise it was dropped already
             self._sessions.remove(session)
             self._release(session)
@@ -224,7 +224,7 @@ class ScriptServer:
 
     def _take(
         self,
-        session: _Session,
+        session: _ScriptConnection,
         message: object,
         now: float,
     ) -> None:
@@ -240,7 +240,7 @@ class ScriptServer:
     def _take_from(
         self,
         rank: int,
-        session: _Session,
+        session: _ScriptConnection,
         message: object,
         now: float,
     ) -> None:
@@ -270,7 +270,7 @@ class ScriptServer:
             case Finish():
                 self._finish(now)
 
-    def _holder_before(self, rank: int, session: _Session) -> int:
+    def _holder_before(self, rank: int, session: _ScriptConnection) -> int:
         """The process that is the rank already, and still runs; 0: there is none but this one."""
         holder = self._holders.get(rank, session)
         if holder is session:
@@ -281,11 +281,11 @@ class ScriptServer:
         # Its child may have the connection, too
         return next(filter(_runs, others), 0)
 
-    def _release(self, session: _Session) -> None:
+    def _release(self, session: _ScriptConnection) -> None:
         if session.rank is not None and self._holders.get(session.rank) is session:
             del self._holders[session.rank]
 
-    def _refuse(self, session: _Session, message: object, holder: int) -> None:
+    def _refuse(self, session: _ScriptConnection, message: object, holder: int) -> None:
         """Answer a process that would be the same rank once more; the one that is that goes on."""
         match message:
             case Ready() | Arrive():
@@ -298,7 +298,7 @@ class ScriptServer:
             case AskLog():
                 session.send(Log())
 
-    def _log(self, session: _Session, message: StartEnded | AskLog | Measured) -> None:
+    def _log(self, session: _ScriptConnection, message: StartEnded | AskLog | Measured) -> None:
         """Write to what rank 0 has learned of the job, or read it."""
         log = self._joined.log()
         if isinstance(message, StartEnded):
@@ -310,7 +310,7 @@ class ScriptServer:
         elif log is not None:  # as on rank 0
             log.add("allreduce", None, ranks=log[0].details["world_size"], **as_dict(message))
 
-    def _attach(self, session: _Session, message: Attach) -> None:
+    def _attach(self, session: _ScriptConnection, message: Attach) -> None:
         rank = None
         if self._tokens is not None:
             rank = self._tokens.rank_of(message.token)
@@ -325,7 +325,7 @@ class ScriptServer:
 
     def _ask_stacks(
         self,
-        session: _Session,
+        session: _ScriptConnection,
         message: AskStacks,
         now: float,
     ) -> None:
@@ -340,7 +340,7 @@ class ScriptServer:
             now,
         )
 
-    def _answer(self, session: _Session, message: Answer) -> None:
+    def _answer(self, session: _ScriptConnection, message: Answer) -> None:
         """Answer a script; `Go` brings the page on which it counts its reads."""
         page = None
         if isinstance(message, Go):
@@ -351,7 +351,7 @@ class ScriptServer:
         session.send(message, page)
         os.close(page)
 
-    def _close_context(self, rank: int, session: _Session) -> None:
+    def _close_context(self, rank: int, session: _ScriptConnection) -> None:
         if rank == self._shell.facts.own[0].rank:
             self._joined.release_port()
         self._end_wait(rank)
@@ -370,7 +370,7 @@ class ScriptServer:
         )
         wait.reply(Failed(as_problem(error), wait.key))
 
-    def _give_listener(self, session: _Session, rank: int) -> None:
+    def _give_listener(self, session: _ScriptConnection, rank: int) -> None:
         """Give rank 0's script the listening socket, if the port is not taken by now."""
         listener = None
         if rank == 0:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..job import effects as of_job
 from ..job.exit_status import ExitStatus
-from ..job.facts import Facts, Wait
+from ..job.facts import Facts, KeyWait
 from ..job.messages import CountReads, Done, Failing, Locate, Probe, Reads, StopAt
 from ..rendezvous.events import clock_time
 from ..rendezvous.messages import Answer, Arrive, AskStacks, Detach, Go, Ready, ShowStacks
@@ -122,7 +122,7 @@ class Shell:
         now: float,
     ) -> None:
         """Let the script of a rank wait at a key; `reply` is called with the answer."""
-        self.facts.waits[rank] = Wait(
+        self.facts.waits[rank] = KeyWait(
             key=message.key,
             until=now + message.limit + _LATER,
             reply=reply,

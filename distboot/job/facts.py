@@ -48,7 +48,7 @@ class RestartDecision(Protocol):
     ) -> tuple[RootCause, str | None]: ...
 
 
-class Wait(NamedTuple):
+class KeyWait(NamedTuple):
     """A script of this agent that waits at a key."""
 
     key: Key
@@ -93,7 +93,7 @@ class Facts:
     unfit: set[int] = field(default_factory=set)
     # On rank 0: what may be the cause, in the order of arrival
     reports: list[FailureReport] = field(default_factory=list)
-    waits: dict[int, Wait] = field(default_factory=dict)  # by rank of our own
+    waits: dict[int, KeyWait] = field(default_factory=dict)  # by rank of our own
     ends: Ends = field(default_factory=Ends)
     own: list[RankState] = field(default_factory=list)  # the ranks of this agent
 

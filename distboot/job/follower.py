@@ -46,7 +46,7 @@ from .effects import (
     Say,
     Stop,
 )
-from .facts import Facts, Wait
+from .facts import Facts, KeyWait
 from .messages import (
     Abort,
     CountReads,
@@ -64,7 +64,7 @@ from .root_cause import RankState, RootCause, from_disconnect, from_exit
 
 _NO_REPORTS = "no reports"  # the topic of the line that rank 0 has ended well
 _NO_ANSWER = "it did not answer any more"
-_NO_WAIT = Wait(
+_NO_WAIT = KeyWait(
     Key(""),
     until=inf,
     reply=lambda _: None,

@@ -31,7 +31,7 @@ from distboot.job.effects import (
     Stop,
 )
 from distboot.job.exit_status import ExitStatus
-from distboot.job.facts import Facts, Wait
+from distboot.job.facts import Facts, KeyWait
 from distboot.job.follower import Follower
 from distboot.job.messages import (
     Abort,
@@ -166,7 +166,7 @@ class PureFollower:
         message = event.message
         if isinstance(message, Arrive | Ready):
             until = self.now + message.limit
-            self.facts.waits[RANK] = Wait(message.key, until, lambda _: None)
+            self.facts.waits[RANK] = KeyWait(message.key, until, lambda _: None)
         return self.job.take(RANK, message, self.now)
 
     def _end(self, effects: list[Effect]) -> list[Effect]:
