@@ -15,7 +15,7 @@ from ..base.text import short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .logs import Logs
 
@@ -86,11 +86,6 @@ def _unprepared(command: Command, error: Exception) -> DistbootError:
             "or leave out --bind"
         )
     return DistbootError("command-not-executable", what, hint)
-
-
-def ignored(numbers: Iterable[int]) -> set[int]:
-    """Those of these signals that are ignored, as under nohup; a blocked one arrives all the same."""
-    return {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
 
 
 def send(pid: int, number: int, *, leads_group: bool) -> None:

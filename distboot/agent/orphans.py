@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from ..base.process import proc_stat, read_proc
 from ..base.text import escape_control, log_line
-from . import child
 from .wrapper_signals import ENDING
 
 _POLL = 0.02  # seconds
@@ -26,7 +25,8 @@ def end_orphans(grace: float, spared: set[int]) -> None:
     Their own children become ours when they end, and are ended, too.
     """
     end = time.monotonic() + grace
-    ending = ENDING - child.ignored(ENDING)
+    heeded = filter(lambda number: signal.getsignal(number) != signal.SIG_IGN, ENDING)
+    ending = set(heeded)
     asked: set[int] = set()
     while True:
         orphans = children() - spared

@@ -187,7 +187,10 @@ class _Supervision:
         # The others that arrived while a child ran: what they ask for is the child's to say
         self._came: set[int] = set()
         # The children inherit this
-        self._ignored = child.ignored((signal.SIGINT, signal.SIGQUIT))
+        self._ignored: set[int] = set()
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            if signal.getsignal(number) == signal.SIG_IGN:
+                self._ignored.add(number)
         self._groups_end: float | None = None  # when what is left of their groups is killed
         self._codes: dict[int, int] = {}  # of the children that have ended, by rank
         self._is_over = False
