@@ -68,7 +68,11 @@ _DISTBOOT_ERROR = "distboot.DistbootError"
 _ERROR = pattern(r"\A(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
 # How c10 of torch begins an error: its own source file, and the expression that was false
 _C10 = pattern(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
-_MISSING_RANK = "error[missing-rank]: "
+# Of `init()`, and not of a barrier that has waited for this rank
+_MISSING_AT_START = pattern(
+    r"\Aerror\[missing-rank\]: (?:rank \d+ on \S+: )?"
+    r"(?:\d+ of \d+ (?:rank|node)s joined|(?:rank|node) 0 did not answer at) "
+)
 _UNCAUGHT = "uncaught exception: "
 # What the text of an exception can do without, where it is too long; the first goes first
 LEAST_MISSED_OF_EXCEPTION = (
@@ -211,7 +215,7 @@ class ExitStatus:
     @property
     def has_missed_peer(self) -> bool:
         """Whether a peer was gone, also in a later `init()`, which has waited for it in vain."""
-        is_of_init = self._exception.message.startswith(_MISSING_RANK)
+        is_of_init = _MISSING_AT_START.match(self._exception.message) is not None
         return any((self.is_of_peer, is_of_init))
 
     @property

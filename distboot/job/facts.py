@@ -91,7 +91,7 @@ class Facts:
     is_followed: bool = False  # whether it ends this round, and another one follows
     # Nodes that have failed the check before this round: what follows there is not the script's
     unfit: set[int] = field(default_factory=set)
-    # On rank 0: what may be the cause, in the order of arrival
+    # On rank 0: what may be the cause, as `first_failure` puts it in order
     reports: list[FailureReport] = field(default_factory=list)
     waits: dict[int, KeyWait] = field(default_factory=dict)  # by rank of our own
     ends: Ends = field(default_factory=Ends)

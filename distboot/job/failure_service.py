@@ -64,7 +64,7 @@ class FailureService(Service):
         if report is None:
             return
         is_explained: bool | None = False
-        if report.end is not None:
+        if report.kind == "failed":
             is_explained = self._late.explains(report.member.rank, report.end, now)
         if is_explained is False:
             self._conclude(report, now)

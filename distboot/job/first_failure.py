@@ -16,10 +16,10 @@ Each report is due some time after it arrived, so that what explains it can arri
     stopped    after `SETTLING`: a launcher sends signals when a rank has failed
 
 When the first report is due, the root cause is the first to arrive that explains itself, which is
-neither secondary nor a signal; without one, it is the first of all. But a signal explains a
-secondary failure of a rank that was still running then: its peer may have ended by that signal,
-and no launcher has sent it because of a rank that still runs. A secondary failure waits longer
-while another rank is about to end with an exit code that is not known yet.
+neither secondary nor a signal; without one, it is the first of all. But a signal explains the
+failure of a rank that tells of a peer and still ran when the signal came: that may have ended the
+peer. A secondary failure waits longer while another rank is about to end with an exit code that is
+not known yet.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ EXPLAINING = 0.5  # seconds
 GATHERING = 0.1  # seconds
 _LONGEST_MESSAGE = 1000  # characters: so that none is left out
 _FAILURE_DUE = {False: 0.0, True: EXPLAINING}  # seconds, by whether it is secondary
-_PRECEDENCE = operator.attrgetter("may_be_consequence", "is_before_signal")
-_may_be_of_signal = operator.attrgetter("may_be_of_signal")
+_end = operator.attrgetter("member.end")
+_is_of_peer = operator.attrgetter("end.is_of_peer")
 _rank = operator.attrgetter("rank")
 _node = operator.attrgetter("node_rank")
 _is_reachable = operator.attrgetter("is_reachable")
@@ -62,7 +62,7 @@ class FailureReport:
     kind: Literal["failed", "lost", "stopped"]
     member: RankState
     due: float
-    end: ExitStatus | None = None  # how the rank failed
+    end: ExitStatus = ExitStatus()  # how the rank failed
     signal: int = 0  # from outside, that asked it to stop
     of_wrapper: bool = False  # whether the wrapper of the rank got that signal
     # Why all ranks had agreed to stop; empty: that signal is why
@@ -71,13 +71,6 @@ class FailureReport:
     is_secondary: bool = False  # whether it only tells that a peer is gone
     has_waited: bool = False  # whether it tells of a peer that did not answer in time
     may_be_consequence: bool = False  # whether another report may explain it
-    is_before_signal: bool = False  # whether a signal that came later explains it
-
-    @property
-    def may_be_of_signal(self) -> bool:
-        """Whether a signal that another rank gets now may be why: it tells of the end of a peer."""
-        is_running = self.member.end is None
-        return is_running and self.is_secondary and not self.has_waited
 
 
 @dataclass(slots=True)
@@ -86,7 +79,8 @@ class RootCauseAnalysis:
 
     members: list[RankState]
     is_by_node: bool  # whether one agent has all ranks of a node
-    reports: list[FailureReport]  # in the order of arrival
+    # In the order of arrival, but for a signal that explains those before
+    reports: list[FailureReport]
     # Of these, the lost ones, by node and rank
     _lost: dict[int, dict[RankState, FailureReport]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -140,9 +134,19 @@ class RootCauseAnalysis:
             agreed=agreed,
             may_be_consequence=True,
         )
-        for earlier in filter(_may_be_of_signal, self.reports):
-            earlier.is_before_signal = True
-        self.reports.append(report)
+        place = len(self.reports)
+        if self._is_of_running_peers():
+            place = 0
+        self.reports.insert(place, report)
+
+    def _is_of_running_peers(self) -> bool:
+        """Whether all reports are of ranks that still run, the first of which tells of a peer.
+
+        A signal that arrives now may have ended that peer; no launcher sends one because of a rank
+        that still runs.
+        """
+        first = self.reports[:1]
+        return any(map(_is_of_peer, first)) and not any(map(_end, self.reports))
 
     def postpone(self, member: RankState, due: float) -> None:
         """A rank that was lost may be about to return."""
@@ -181,7 +185,7 @@ class RootCauseAnalysis:
         return min(self.reports, key=operator.attrgetter("due"))
 
     def _first(self) -> FailureReport:
-        first = min(self.reports, key=_PRECEDENCE)
+        first = min(self.reports, key=operator.attrgetter("may_be_consequence"))
         if not first.is_secondary:
             return first
         # One that has waited in vain closes its connections, which the others see as a peer's end
@@ -202,7 +206,7 @@ class RootCauseAnalysis:
         if report.kind == "stopped":
             receiver = self._receiver(report)
             return from_signal(member, report.signal, receiver, held_up)
-        if report.end is None:
+        if report.kind == "lost":
             there = self._lost[member.node_rank]
             return from_disconnect(sorted(there, key=_rank), report.why)
         end = _end_of(member, report.end)

@@ -73,6 +73,7 @@ KILLED_AND_TOLD = [
     "record: root_cause 2",
     "conclude: rank 2",
 ]
+CAME_LATE = "error[missing-rank]: barrier(): rank 1 timed out after 5 s waiting for this one"
 RANK_3_LOST_A_PEER = (
     "say: rank 3 failed first, because a peer disconnected: "
     f"uncaught exception: {PEER_CLOSED}, on host-1"
@@ -267,6 +268,33 @@ FIRST_FAILURE: dict[str, list[Row]] = {
                 "record: root_cause 0",
                 "record: stop_requested 0",
                 "conclude: rank 0",
+            ],
+        ),
+    ],
+    "a signal may be sent because of the second rank that has failed": [
+        (fails(3, OF_A_PEER), ["record: failing 3"]),
+        (exits(2, OF_A_PEER), ["record: exited 2"]),
+        (is_terminated(1), ["all <- CountReads", "record: stop_requested 1"]),
+        (
+            Wait(1),
+            [
+                RANK_3_LOST_A_PEER,
+                "all <- Abort",
+                "record: root_cause 3",
+                "conclude: rank 3",
+            ],
+        ),
+    ],
+    "a rank that ends well is not why another one came late to a barrier": [
+        (exits(1, WELL), ["record: exited 1"]),
+        (
+            fails(3, raised(f"distboot.DistbootError: {CAME_LATE}")),
+            [
+                f"say: rank 3 failed first: {CAME_LATE}, on host-1",
+                "all <- Abort",
+                "record: failing 3",
+                "record: root_cause 3",
+                "conclude: rank 3",
             ],
         ),
     ],
