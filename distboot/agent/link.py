@@ -74,6 +74,7 @@ class AgentLink:
 
     def joined(self, limit: float) -> JoinResult:
         """Wait until the agent has joined; `DistbootError`: the ranks have not met."""
+        self._unanswered += 1
         with _answering():
             answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, JoinResult):
@@ -121,6 +122,7 @@ class AgentLink:
     def start_ended(self, ended: StartEnded) -> None:
         """Let the agent write the report of the start, unless it has, and has ended."""
         with self._lock, suppress(OSError, ProtocolError):
+            self._unanswered += 1
             self._send(ended)
             self._next(_ATTACH, Written, Raised)
 
@@ -161,6 +163,7 @@ class AgentLink:
     def ask(self, content: object, limit: float, *kinds: type) -> Any:
         """The agent's answer; `DistbootError`: a failure, or nothing in so many seconds."""
         with self._lock, _answering():
+            self._unanswered += 1
             self._send(content)
             answer = self._next(limit, *kinds)
             # One for another key answers an earlier question, on which this process has given up.
@@ -172,15 +175,20 @@ class AgentLink:
 
     def _next(self, limit: float, *kinds: type) -> Any:
         """The next message of these kinds, after late answers to earlier questions."""
-        self._unanswered += 1
         end = time.monotonic() + limit
-        answer = None
+        answer = self._answer(end, *kinds)
         while not isinstance(answer, kinds):
-            frame = self._frame(end)
-            expected = kinds
-            if self._unanswered > 1:
-                expected += _ANSWERS
-            answer = OPEN.verify(frame, self._frames, *expected)
+            while self._files:  # of the late answer
+                os.close(self._files.pop())
+            answer = self._answer(end, *kinds)
+        return answer
+
+    def _answer(self, end: float, *kinds: type) -> Any:
+        """The next message, of these kinds or to an earlier question."""
+        frame = self._frame(end)
+        if self._unanswered > 1:
+            kinds += _ANSWERS
+        answer = OPEN.verify(frame, self._frames, *kinds)
         self._unanswered -= 1
         return answer
 

@@ -205,6 +205,24 @@ def test_late_answer_of_another_kind_is_skipped(monkeypatch: pytest.MonkeyPatch)
         assert link.take_listener() is None
 
 
+def test_late_file_is_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = socket.socketpair()
+    link = AgentLink(ours)
+    with ours, its:
+        with monkeypatch.context() as patch:
+            patch.setattr("distboot.agent.link._ATTACH", 0.05)
+            with pytest.raises(DistbootError, match="does not answer"):
+                link.take_listener()
+        with socket.socket() as late:
+            socket.send_fds(its, [Channel().sign(Listening())], [late.fileno()])
+        for answer in (Log(), Listening(), Log()):
+            its.sendall(Channel().sign(answer))
+        assert link.log() is None
+        assert link.take_listener() is None
+        with pytest.raises(DistbootError, match="does not send the expected Listening"):
+            link.take_listener()
+
+
 def test_answer_of_another_kind_is_refused() -> None:
     ours, its = socket.socketpair()
     with ours, its:
