@@ -36,7 +36,7 @@ class JobRecord:
         self._membership = membership
         self._log = log
         self._has_stalled = False  # the file system of the file of bad hosts
-        self._has_summary = False
+        self.has_summary = False
         self.appliers: Appliers = {
             of_job.Record: self._record,
             of_job.Heard: self.hear,
@@ -78,9 +78,9 @@ class JobRecord:
 
     def summarize(self) -> None:
         """Print one line on how the job ended, and write the report where there is to be one; once."""
-        if self._has_summary:
+        if self.has_summary:
             return
-        self._has_summary = True
+        self.has_summary = True
         try:
             self._summarize()
         except OSError as error:  # no file left, also for its modules

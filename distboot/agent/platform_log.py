@@ -48,7 +48,7 @@ def write(text: str, *, replaces: bool = False) -> None:
 
 
 def write_in_time(text: str, *, replaces: bool = False) -> None:
-    """The same for an agent, which must not wait for a file system that does not answer."""
+    """The same for an agent, which waits a second for a file system, unless it can start no thread."""
     if _has_stalled.is_set():
         return
     work = partial(write, text, replaces=replaces)
@@ -56,7 +56,7 @@ def write_in_time(text: str, *, replaces: bool = False) -> None:
         result_within(_LIMIT, "distboot-writer", work, "")
     except TimeoutError:
         _has_stalled.set()
-    except DistbootError:  # this user may start no more threads
+    except DistbootError:  # this user may start no more threads, which may be why the job fails
         work()
 
 

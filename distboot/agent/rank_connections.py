@@ -112,7 +112,7 @@ class RankConnections:
         for connection, absence in list(self._returning.items()):
             if now >= absence.until:
                 self.lose(connection, self.peers.why_disconnected(_WHO, now), now)
-        if self._waits_for_launcher():
+        if not self.record.has_summary and self._waits_for_launcher():
             self.record.summarize()
 
     def due(self) -> float:

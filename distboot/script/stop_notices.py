@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..base.errors import DistbootError
 from ..base.threads import start_without_signals
 
 TYPE_CHECKING = False
@@ -233,7 +234,11 @@ def watch(
                 return
             over.wait(provider.interval)
 
-    start_without_signals("distboot-notices", watch_service)
+    try:
+        start_without_signals("distboot-notices", watch_service)
+    except DistbootError as error:
+        problem = f"no notice will stop this job: {error.message}; {error.hint}"
+        warn(f"warning: DISTBOOT_STOP_NOTICE={name}: {problem}")
 
 
 def _warning(name: str, address: str, error: Exception, interval: float) -> str:

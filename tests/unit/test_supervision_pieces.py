@@ -72,6 +72,7 @@ from distboot.rendezvous.protocol import (
     encode,
 )
 from distboot.rendezvous.worker import UnreachableError
+from distboot.script import stop_notices
 
 
 def test_hang_with_many_stacks_can_be_sent() -> None:
@@ -660,3 +661,13 @@ def test_attempt_to_return_without_threads_is_repeated() -> None:
             outcome = returning.poll(now)
             assert isinstance(outcome, UnreachableError)
             assert returning.due == now + 2.0
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_notices_without_threads_are_warned_of() -> None:
+    warnings: list[str] = []
+    stop_notices.watch("azure", "127.0.0.1:1", list, warnings.append, threading.Event())
+    (warning,) = warnings
+    assert warning.startswith(
+        "warning: DISTBOOT_STOP_NOTICE=azure: no notice will stop this job: the system does not let"
+    )
