@@ -39,7 +39,7 @@ def install() -> None:
 
 
 def _print_hint(error: BaseException, trace: TracebackType | None) -> None:
-    hint = _of_relative_import(error)
+    hint = _of_relative_import(error, trace)
     while trace is not None and hint is None:
         hint = _hint_of(trace.tb_frame)
         trace = trace.tb_next
@@ -53,20 +53,28 @@ def _print_hint(error: BaseException, trace: TracebackType | None) -> None:
     log_line(who, f"hint: {hint}")
 
 
-def _of_relative_import(error: BaseException) -> str | None:
+def _of_relative_import(error: BaseException, trace: TracebackType | None) -> str | None:
     """A module of a package that was started as a script.
 
     CPython 3.10 to 3.14: "attempted relative import with no known parent package".
     """
-    if _NO_PARENT not in str(error):
+    if getattr(error, "msg", None) != _NO_PARENT:  # of ImportError
         return None
+    from traceback import walk_tb  # here, as few scripts fail of this
+
+    *_, (frame, _) = walk_tb(trace)
+    # A file that the script loads by its path has no package either
+    is_script = frame.f_globals.get("__name__") == "__main__"
     script = os.path.normpath(sys.argv[0])
-    path = script.removesuffix(".py")
-    module = path.replace(os.sep, ".")
-    is_below_here = os.sep in path and all(map(str.isidentifier, module.split(".")))
-    if not is_below_here:
+    *folders, _ = names = script.removesuffix(".py").split(os.sep)
+    is_module = script.endswith(".py") and all(map(str.isidentifier, names))
+    # In `src/package/train.py` the package begins below the first folder
+    first = script.partition(os.sep)[0]
+    is_in_package = len(folders) == 1 or os.path.isfile(os.path.join(first, "__init__.py"))
+    runs_as_module = is_script and is_module and is_in_package
+    if not runs_as_module:
         return None
-    return f"start it as a module of its package: -m {module} in place of {script}"
+    return f"start it as a module of its package: -m {'.'.join(names)} in place of {script}"
 
 
 def _hint_of(frame: FrameType) -> str | None:

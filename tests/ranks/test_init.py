@@ -114,17 +114,39 @@ def test_nccl_without_a_gpu_is_named(distboot: Run) -> None:
             "start it as a module of its package: -m pkg.train in place of pkg/train.py",
         ),
         ("train.py", ""),
+        ("pkg/train", ""),
+        ("src/pkg/train.py", ""),  # `src` is not a package
     ],
 )
 def test_module_started_as_a_script_is_named(
     distboot: Run, tmp_path: Path, script: str, hint: str
 ) -> None:
-    (tmp_path / "pkg").mkdir()
+    for folder in ("pkg", "src/pkg"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/pkg/__init__.py").touch()
     (tmp_path / script).write_text("from . import model\n")
     result = distboot(script)
     assert "ImportError: attempted relative import with no known parent" in result.stderr
-    last = result.stderr.splitlines()[-1]
-    assert (last == f"distboot: hint: {hint}") == bool(hint)
+    if hint:
+        assert result.stderr.endswith(f"\ndistboot: hint: {hint}\n")
+    else:
+        assert "hint:" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import runpy; runpy.run_path('plugin.py', run_name='plugin')",
+        "raise RuntimeError('attempted relative import with no known parent package')",
+    ],
+)
+def test_relative_import_elsewhere_has_no_hint(distboot: Run, tmp_path: Path, script: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text(script)
+    (tmp_path / "plugin.py").write_text("from . import model\n")
+    result = distboot("pkg/train.py")
+    assert "attempted relative import with no known parent" in result.stderr
+    assert "hint:" not in result.stderr
 
 
 def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
