@@ -232,7 +232,7 @@ def _numbered(placement: Placement) -> str:
         source = placement.sources["world_size"]
         return f"{count} nodes are numbered ({source})"
     if is_by_hand(placement.launcher, placement.platform):
-        return f"WORLD_SIZE={count} says that there are {count} processes"
+        return f"WORLD_SIZE={count}"
     return f"{placement.launcher} started {count} processes"
 
 
@@ -243,7 +243,7 @@ def _other_count(options: SimpleNamespace, placement: Placement) -> str:
     is_node = placement.num_nodes == placement.world_size
     if not is_node:
         remedy = without_counts(options, placement)
-        unset = or_unset(placement.launcher, placement.platform)
+        unset = or_unset(placement.launcher, placement.platform, placement.sources)
         return f"{remedy}; or start the command once on each node{unset}"
     leave_out = " and ".join(_counting(options))
     remedy = f"leave {leave_out} out"
@@ -308,7 +308,7 @@ def _how_to_be_alone(options: SimpleNamespace, error: DistbootError) -> str:
         return ""
     if options.master_addr is not None:
         return "leave --master-addr out"
-    return "clear MASTER_ADDR"
+    return "unset MASTER_ADDR"
 
 
 def _per_node(options: SimpleNamespace) -> str:

@@ -7,6 +7,15 @@ from collections.abc import Mapping, Sequence
 _ADDRESS = "MASTER_ADDR"
 _PORT = "MASTER_PORT"
 _PLAIN = "torch"  # the launcher of RANK and WORLD_SIZE alone
+_BY_HAND = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    _ADDRESS,
+    _PORT,
+)
 _SET_HOST = "set MASTER_ADDR to the host of rank 0"
 # By what is wrong: what to do, and what to unset where the launcher can do without
 _REMEDIES = {
@@ -36,8 +45,13 @@ def is_by_hand(launcher: str, platform: str | None) -> bool:
     return launcher == _PLAIN and platform is None
 
 
-def or_unset(launcher: str, platform: str | None) -> str:
-    """`"; or unset RANK and WORLD_SIZE if they are left over"`; empty where a launcher set them."""
+def or_unset(launcher: str, platform: str | None, sources: Mapping[str, str]) -> str:
+    """`"; or unset RANK, WORLD_SIZE if they are left over"`; empty where a launcher set them.
+
+    `sources`: of the placement, by field.
+    """
     if not is_by_hand(launcher, platform):
         return ""
-    return "; or unset RANK and WORLD_SIZE if they are left over"
+    used = set(sources.values())
+    there = ", ".join(filter(used.__contains__, _BY_HAND))
+    return f"; or unset {there} if they are left over"

@@ -1,7 +1,8 @@
 """The variables that distboot exports to scripts and frameworks.
 
 `require_master` refuses a job without an address or a port of rank 0 before that; its error names
-the option of this launcher that passes them. Only `EnvTransaction` writes to `os.environ`.
+the option of this launcher that passes them. In `init()`, only `EnvTransaction` writes
+to `os.environ`.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ def _how_to_pass(placement: Placement, name: str, value: str) -> str:
 def _or_unset(placement: Placement) -> str:
     from .address_remedy import or_unset  # here, as most have an address
 
-    return or_unset(placement.launcher, placement.platform)
+    return or_unset(placement.launcher, placement.platform, placement.sources)
 
 
 def wait_until_resolves(placement: Placement, join_timeout: float) -> None:

@@ -186,11 +186,11 @@ NUMBERINGS = [
     ({}, "--nnodes 1 --master-addr 192.0.2.7", "not an address of this host", 78),
     ({}, "--nnodes 1 --master-addr 192.0.2.7", "\ndistboot: hint: leave --master-addr out\n", 78),
     ({}, "--standalone --master-addr 192.0.2.7", "hint: leave --master-addr out\n", 78),
-    ({"MASTER_ADDR": "192.0.2.7"}, "--standalone", "\ndistboot: hint: clear MASTER_ADDR\n", 78),
+    ({"MASTER_ADDR": "192.0.2.7"}, "--standalone", "\ndistboot: hint: unset MASTER_ADDR\n", 78),
     (
         {"MASTER_ADDR": "192.0.2.7"},
         "--nnodes 1 --rdzv-endpoint u:secret@h:1",
-        "\ndistboot: hint: clear MASTER_ADDR\n",
+        "\ndistboot: hint: unset MASTER_ADDR\n",
         78,
     ),
     (

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "openmpi_no_master_addr": (RUN, OPENMPI),
     "plain_no_master_addr": (RUN, {"RANK": "0", "WORLD_SIZE": "2"}),
+    "plain_local_rank_no_master_addr": (RUN, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
     "plain_no_master_port": (RUN, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nodea"}),
     "plain_standalone": (
         ("run", "--standalone", "--nproc-per-node=2", "--", "true"),
