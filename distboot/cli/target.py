@@ -198,8 +198,7 @@ def _refuse_nothing_after(given: list[str], what: str) -> None:
 def _script_error(script: str) -> DistbootError | None:
     if not os.path.exists(script):
         return _no_script_error(script)
-    is_folder = os.path.isdir(script)
-    if is_folder and not os.path.isfile(os.path.join(script, "__main__.py")):
+    if os.path.isdir(script) and not _has_main(script):
         message = f"{short_repr(script)} is a folder without a __main__.py"
         return DistbootError("command-not-found", message, "name the script in it")
     if os.access(script, os.R_OK):
@@ -210,6 +209,12 @@ def _script_error(script: str) -> DistbootError | None:
         message,
         "chmod +r it",
     )
+
+
+def _has_main(folder: str) -> bool:
+    """Whether Python can run the folder."""
+    source = os.path.join(folder, "__main__.py")
+    return any(map(os.path.isfile, (source, f"{source}c")))
 
 
 def _refuse_shell_script(target: Target) -> None:

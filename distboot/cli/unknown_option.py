@@ -15,6 +15,8 @@ _MOST = 3  # options that begin with the same word
 # The words are between \0. Before it may be the value of an unknown option, and a URL there may have
 # a password, as the code after `bash -c` may.
 _SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0\s=@]+|[^\0\s=@]+\.py)(?![^\0])")
+# With spaces it is a script only at the beginning, or after one value: elsewhere it may be code.
+_FIRST_SCRIPT = pattern(r"(?!--?m?\0)(?:[^\0]*\0)??([^\0=@:;&|$]+\.py)(?![^\0])")
 
 
 def meant_by(option: str, names: Iterable[str]) -> str:
@@ -50,7 +52,8 @@ def after_script(option: str, target: Sequence[str], program: str) -> str:
     if not target:
         return ""
     script = "script.py"
-    found = _SCRIPT.search("\0".join(target))
+    words = "\0".join(target)
+    found = _FIRST_SCRIPT.match(words) or _SCRIPT.search(words)
     if found is not None:
-        script = shlex.join(found[0].split("\0"))
+        script = shlex.join(found[1].split("\0"))
     return f"if it is an option of the script, it comes after it: {program} … {script} {option} …"

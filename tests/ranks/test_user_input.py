@@ -1,5 +1,6 @@
 """What a person types or sets with no effect, or wrong: it is named, once, and the process ends or goes on."""
 
+import py_compile
 import shlex
 import sys
 from collections.abc import Callable
@@ -74,6 +75,13 @@ def test_script_and_module_may_be_meant(
 def test_hint_quotes_the_name_of_the_script(distboot: Run) -> None:
     result = distboot("--epochs", "3", "a b.py")
     assert result.stderr.endswith("python -m distboot run … 'a b.py' --epochs …\n")
+
+
+def test_compiled_folder_runs(distboot: Run, tmp_path: Path) -> None:
+    source = tmp_path / "main.py"
+    source.write_text("print('trained')")
+    py_compile.compile(str(source), str(tmp_path / "pack" / "__main__.pyc"))
+    assert distboot("pack").stdout == "trained\n"
 
 
 def test_modules_that_exist_run(distboot: Run, tmp_path: Path) -> None:
