@@ -11,7 +11,7 @@ from ..base.errors import DistbootError
 from ..base.version import __version__
 from ..detection.local_rank_option import without_local_rank
 from .commands import COMMANDS, help_text
-from .output import emit, show_error
+from .output import as_typed, emit, show_error
 
 _ASKS_FOR_HELP = {"-h", "--help"}
 _VERSION = {"-V", "--version", "version"}
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        show_error(_as_typed(error))
+        show_error(as_typed(error))
         return error.exit_code
     except KeyboardInterrupt:
         from .signals import end_by_interrupt
@@ -37,14 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
         return end_by_interrupt()
     except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
-
-
-def _as_typed(error: DistbootError) -> DistbootError:
-    """An error of `detect` with the option in place of the argument that it has become."""
-    argument = "launcher="
-    if not error.message.startswith(argument):
-        return error
-    return DistbootError(error.code, f"--{error.message}", error.hint).of(error.who)
 
 
 def _dispatch(arguments: list[str]) -> int:

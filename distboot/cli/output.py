@@ -35,6 +35,14 @@ def write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+def as_typed(error: DistbootError) -> DistbootError:
+    """An error of `detect` with the option in place of the argument that it has become."""
+    argument = "launcher="
+    if not error.message.startswith(argument):
+        return error
+    return DistbootError(error.code, f"--{error.message}", error.hint).of(error.who)
+
+
 def show_error(error: DistbootError) -> None:
     """Print an error on standard error, and write it where the platform shows it."""
     # If standard error is full or closed, the exit code is all that there is

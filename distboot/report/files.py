@@ -63,8 +63,12 @@ def unwritable(path: str) -> DistbootError | None:
 def _if_relative(path: str) -> str:
     """What to do where the path comes of a relative one in the environment; else empty."""
     given = os.environ.get("DISTBOOT_REPORT", "")
-    is_of_variable = given and os.path.basename(given) == os.path.basename(path)
-    if not is_of_variable or os.path.isabs(given):
+    if not given or os.path.isabs(given):
+        return ""
+    absolute = None
+    with suppress(FileNotFoundError):  # the working directory does not exist any more
+        absolute = os.path.abspath(given)
+    if path != absolute:  # it is of --report
         return ""
     return (
         f"; {short_repr(given)} is relative to the working directory, which a script may change "

@@ -157,7 +157,7 @@ def test_unknown_launcher_is_that_of_the_option(distboot: Run, job: list[str]) -
     done = distboot("doctor", *job, "--launcher", "foo")
     assert done.returncode == 78
     said = done.stdout + done.stderr
-    assert "launcher='foo' is not a valid launcher" in said
+    assert "--launcher='foo' is not a valid launcher" in said
     assert "DISTBOOT_LAUNCHER=" not in said
 
 

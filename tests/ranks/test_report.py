@@ -380,6 +380,13 @@ def test_relative_report_has_its_own_hint(
         assert (said in running.output(rank)) == is_relative
 
 
+def test_report_of_option_blames_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTBOOT_REPORT", "job.json")
+    error = unwritable("/proc/no/job.json")
+    assert error is not None
+    assert "relative" not in error.hint
+
+
 def test_earlier_report_survives_a_failed_write(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("earlier")

@@ -15,6 +15,7 @@ from ...base.errors import DistbootError
 from ...base.process import Program, program_above
 from ...base.table import first_that_holds
 from ...base.text import counted, is_address, without_mapping
+from ...cli.output import as_typed
 from ...detection.detect import detect
 from ...detection.here import detect_here
 from ...detection.placement import Placement, recognize
@@ -125,12 +126,15 @@ class Machine:
 
     def placement_here(self) -> Placement:
         """The same; raises the error of a broken environment, and of one that means other hosts."""
-        return detect_here(
-            self.environ,
-            launcher=self.named_launcher,
-            look_up=self.look_up,
-            is_own=self.is_own,
-        )
+        try:
+            return detect_here(
+                self.environ,
+                launcher=self.named_launcher,
+                look_up=self.look_up,
+                is_own=self.is_own,
+            )
+        except DistbootError as error:
+            raise as_typed(error) from None
 
     def is_one_node(self) -> bool:
         """Whether the job is known to stay on one host."""
