@@ -77,7 +77,7 @@ class JobRecord:
             self._shell.say(f"warning: the file of bad hosts was not written: {why}")
 
     def summarize(self) -> None:
-        """Print one line on how the job ended, and write the report where there is to be one; once."""
+        """Print one line on how the job ended, and write the report if one is wanted; once."""
         if self.has_summary:
             return
         self.has_summary = True

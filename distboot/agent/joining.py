@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ..rendezvous.events import Event
 
 
+def ignore(_: Event) -> None:
+    """Record no event."""
+
+
 @contextmanager
 def join_here(
     placement: Placement,
@@ -26,7 +30,7 @@ def join_here(
     failed: Callable[[Session, BaseException], object] = lambda _, __: None,
     wanted: Callable[[], None] = lambda: None,
     met: Callable[[], None] = lambda: None,
-    record: Callable[[Event], object] = lambda _: None,
+    record: Callable[[Event], object] = ignore,
     **more: Any,
 ) -> Iterator[Session]:
     """Meet all other ranks, with this very process as the agent.

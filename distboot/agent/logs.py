@@ -82,9 +82,8 @@ class Logs:
             code: negative for a signal.
             is_stopped: whether it was asked to end.
         """
-        from ..job.exit_status import (
-            ExitStatus,
-        )  # here, as a process without an agent has not loaded it
+        # Here, as a process without an agent has not loaded it
+        from ..job.exit_status import ExitStatus
 
         self._end = ExitStatus.of_child(code).describe()
         if is_stopped:

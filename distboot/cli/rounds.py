@@ -161,7 +161,7 @@ class Rounds(NamedTuple):
         files: EventFiles | None,
     ) -> AbstractContextManager[Session]:
         """All agents meet, and learn of the problem of this one."""
-        from ..agent.joining import join_here
+        from ..agent.joining import ignore, join_here
 
         options = self.launch.options
         restarts = self.restarts
@@ -174,7 +174,7 @@ class Rounds(NamedTuple):
         join_timeout = options.join_timeout + ending + delay
         if problem is not None and restarts.round:
             join_timeout = _LEAVING
-        record: Callable[[Event], object] = _ignore
+        record: Callable[[Event], object] = ignore
         if files is not None:
             record = files.record
         return join_here(
@@ -319,10 +319,6 @@ class Rounds(NamedTuple):
             exports["MASTER_PORT"] = str(session.store_address[1])
         exports |= network.variables(session.interface, base)
         return merged(exports, base)
-
-
-def _ignore(_: Event) -> None:
-    """Record no event."""
 
 
 def _session_and_environ_for_rank(

@@ -50,9 +50,8 @@ class NodePlatform(NamedTuple):
     own_markers: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
     triggers: tuple[str, ...] = ()  # as in `Launcher`
     one_rank: bool = False  # whether one process uses all of a node
-    read: Callable[[EnvReader], None] | None = (
-        None  # reads all of it, where some need special handling
-    )
+    # Reads all of it, where some need special handling
+    read: Callable[[EnvReader], None] | None = None
     # The same as in `Launcher`; by default it claims nothing where it has one node
     claim: Callable[[Mapping[str, str]], bool] | None = None
     needed: AbstractSet[str] = frozenset()

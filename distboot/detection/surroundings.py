@@ -104,7 +104,7 @@ def _texts(
 
 
 def warn_of_possible_peers(placement: Placement, found: PossiblePeers | None) -> None:
-    """Say on rank 0 what the job leaves unused."""
+    """Warn on rank 0 of processes that may belong to this job."""
     if found is None or placement.rank:
         return
     warning = f"warning: {described(placement, found)}: {found.remedy}"

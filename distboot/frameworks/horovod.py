@@ -56,9 +56,8 @@ def exports(session: Session, environ: Mapping[str, str]) -> dict[str, str]:
         if may_use_mpi(session.placement, bare):
             build = _build.asked(session.join_timeout)
         kind = controller(build, session.placement, bare)
-        return kind, Ready(
-            offer=_offer(kind, session, ExitStack())
-        )  # the server ends with the wrapper
+        # The server ends with the wrapper
+        return kind, Ready(offer=_offer(kind, session, ExitStack()))
 
     return _exports(session.ready(step), session, bare)
 

@@ -23,8 +23,8 @@ _PLAIN = pattern(r"(?!-)[^\s=@]+")
 _SCRIPT = pattern(r"(?!-)[^\s=@]+\.py")
 # All that follows `-c` or `-lc`: it is code, after any program
 _CODE = pattern(r"\0-[A-Za-z]*c(?![^\0]).*", re.DOTALL)
-# The words of the wrapper before what it runs, each after \0: its command, its options, those without
-# a value first, and `--`
+# The words of the wrapper before what it runs, each after \0: its command, its options, those
+# without a value first, and `--`
 _WRAPPER = pattern(
     r"(?:\0(?:run|try)(?![^\0]))?"
     r"(?:\0(?!(?:--|-m|--module)(?![^\0]))"

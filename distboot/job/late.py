@@ -19,10 +19,10 @@ after `_SECOND_LOOK` seconds.
 A question ends when all agents have answered, or after `_ANSWERING` seconds. A rank whose agent has
 not answered by then is at an unknown place and counts as stopped: so it is late, where others wait.
 
-Two other things start a question: a user who asks for all stacks (`_asked`), and a rank that fails of
-a timeout (`_failing`). For the latter the conclusion of the job waits: `explains` is None until the
-answers are there; then the job ends for the ranks that did not arrive, not for the one that waited
-for them.
+Two other things start a question: a user who asks for all stacks (`_asked`), and a rank that fails
+of a timeout (`_failing`). For the latter the conclusion of the job waits: `explains` is None until
+the answers are there; then the job ends for the ranks that did not arrive, not for the one that
+waited for them.
 
 All times are those of `time.monotonic`. Once the job has a root cause, late ranks are of no
 interest any more, and only questions of users are still answered.

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from .. import frameworks
-from ..agent.joining import join_here, joining
+from ..agent.joining import ignore, join_here, joining
 from ..agent.session import Session, alone
 from ..base import settings
 from ..base.errors import DistbootError, too_few_files
@@ -205,7 +205,7 @@ def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> I
         "warning: failure detection is off for this rank: the monitor process did not start: "
         f"{why}",
     )
-    record: Callable[[Event], object] = _ignore
+    record: Callable[[Event], object] = ignore
     if part.problem is None:
         record = _write_here(call, report)
     supervision = call.supervision._replace(detects=False)
@@ -228,10 +228,6 @@ def _with_thread(call: Call, part: Part, why: OSError, report: StartReport) -> I
         session.joined = None  # the thread has it until this process ends
 
 
-def _ignore(_: Event) -> None:
-    """Record no event."""
-
-
 def _write_here(call: Call, report: StartReport) -> Callable[[Event], object]:
     """Let this process write what rank 0's agent does, where that is wanted.
 
@@ -239,7 +235,7 @@ def _write_here(call: Call, report: StartReport) -> Callable[[Event], object]:
     """
     placement = call.placement
     if placement.rank != 0 or not call.supervision.keeps_events:
-        return _ignore
+        return ignore
     from ..agent.event_files import EventFiles
 
     files = EventFiles(call.supervision, placement.who)

@@ -109,7 +109,7 @@ def _is_of_multiprocessing() -> bool:
 def refuse_ray_worker(placement: Placement) -> None:
     """Refuse a worker of Ray Train without a rank: each of them would be rank 0 of 1.
 
-    TorchTrainer sets RANK and its like in each worker. DataParallelTrainer sets nothing, and only
+    TorchTrainer sets RANK, WORLD_SIZE and the others in each worker. DataParallelTrainer sets nothing, and only
     Ray's own context has the number of workers (ray 2.60, ray/train/v2/api/context.py).
     """
     if placement.has_launcher:

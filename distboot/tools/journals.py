@@ -15,7 +15,7 @@ _MOST_READ = 100  # files, as a data set may have thousands
 
 
 def journals_beside(path: str) -> list[str]:
-    """The newest journals in a folder, or beside a file, at most three, quoted; without it itself."""
+    """The newest journals in a folder, or beside a file but not it, at most three, quoted."""
     folder = path
     if not os.path.isdir(path):
         folder = os.path.dirname(path)
