@@ -112,7 +112,7 @@ class RankConnections:
         for connection, absence in list(self._returning.items()):
             if now >= absence.until:
                 self.lose(connection, self.peers.why_disconnected(_WHO, now), now)
-        if not self.record.has_summary and self._waits_for_launcher():
+        if self._waits_for_launcher():
             self.record.summarize()
 
     def due(self) -> float:
@@ -385,17 +385,25 @@ class RankConnections:
     # The end
 
     def _waits_for_launcher(self) -> bool:
-        """Whether all ranks have ended, and this agent stays for their launcher to see it.
+        """Whether all ranks have ended, and this agent only stays for their launcher to see it.
 
         The launcher then ends, too, and closes the output that this agent writes to.
         """
         facts = self._shell.facts
-        if facts.cause is None or facts.running():
+        if facts.cause is None:
             return False
-        if facts.is_followed or facts.is_held:
+        if facts.is_followed:
+            return False
+        if facts.is_held:
+            return False
+        if self.record.has_summary:
+            return False
+        if not facts.detects:
+            return False
+        if facts.running():
             return False
         ends = (member.end for member in facts.members.values())
-        return facts.detects and all(ends)
+        return all(ends)
 
     def finish(self, *, has_left: bool, is_hurried: bool) -> None:
         """Let the others end: first the rank that failed, whose exit code the launcher has to see first."""

@@ -45,7 +45,7 @@ def misplaced_options(
     for word in itertools.takewhile("--".__ne__, arguments):
         given = word.partition("=")[0]
         option = given.replace("_", "-")
-        is_known = option in alone or option in often
+        is_known = option in (*alone, *often)
         if is_known and not _mentions(text, option):
             found[option] = given
     if found.keys().isdisjoint(alone):

@@ -42,7 +42,9 @@ def address_remedy(problems: Sequence[str], can_do_without: Mapping[str, bool]) 
 
 def is_by_hand(launcher: str, platform: str | None) -> bool:
     """Whether a person, or what they ran before in this shell, may have set RANK and WORLD_SIZE."""
-    return launcher == _PLAIN and platform is None
+    if platform is not None:
+        return False
+    return launcher == _PLAIN
 
 
 def or_unset(launcher: str, platform: str | None, sources: Mapping[str, str]) -> str:

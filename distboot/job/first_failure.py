@@ -146,7 +146,9 @@ class RootCauseAnalysis:
         that still runs.
         """
         first = self.reports[:1]
-        return any(map(_is_of_peer, first)) and not any(map(_end, self.reports))
+        if not any(map(_is_of_peer, first)):
+            return False
+        return not any(map(_end, self.reports))
 
     def postpone(self, member: RankState, due: float) -> None:
         """A rank that was lost may be about to return."""

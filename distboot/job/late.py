@@ -144,7 +144,9 @@ class LateService(Service):
     @property
     def _is_ending(self) -> bool:
         """Whether there is a root cause, which has not closed the open question yet."""
-        return self._facts.cause is not None and not self._has_ended
+        if self._facts.cause is None:
+            return False
+        return not self._has_ended
 
     def left(self, member: RankState, why: str) -> None:  # noqa: ARG002
         self._leave(member)

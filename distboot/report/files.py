@@ -63,7 +63,9 @@ def unwritable(path: str) -> DistbootError | None:
 def _if_relative(path: str) -> str:
     """What to do where the path comes of a relative one in the environment; else empty."""
     given = os.environ.get("DISTBOOT_REPORT", "")
-    if not given or os.path.isabs(given):
+    if not given:
+        return ""
+    if os.path.isabs(given):
         return ""
     absolute = None
     with suppress(FileNotFoundError):  # the working directory does not exist any more
@@ -99,7 +101,9 @@ def _why_unwritable(path: str) -> str | None:
 def why_not_replaced(path: str) -> str | None:
     """Why the report may not replace the file: it is not the report of an earlier job."""
     beginning = beginning_of(path)
-    if not beginning or _REPORT.match(beginning):
+    if not beginning:
+        return None
+    if _REPORT.match(beginning):
         return None
     return "it is not a report, and would be overwritten"
 

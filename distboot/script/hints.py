@@ -64,15 +64,18 @@ def _of_relative_import(error: BaseException, trace: TracebackType | None) -> st
 
     *_, (frame, _) = walk_tb(trace)
     # A file that the script loads by its path has no package either
-    is_script = frame.f_globals.get("__name__") == "__main__"
+    if frame.f_globals.get("__name__") != "__main__":
+        return None
     script = os.path.normpath(sys.argv[0])
-    *folders, _ = names = script.removesuffix(".py").split(os.sep)
-    is_module = script.endswith(".py") and all(map(str.isidentifier, names))
+    name, suffix = os.path.splitext(script)
+    if suffix != ".py":
+        return None
+    names = name.split(os.sep)
+    if not all(map(str.isidentifier, names)):
+        return None
     # In `src/package/train.py` the package begins below the first folder
-    first = script.partition(os.sep)[0]
-    is_in_package = len(folders) == 1 or os.path.isfile(os.path.join(first, "__init__.py"))
-    runs_as_module = is_script and is_module and is_in_package
-    if not runs_as_module:
+    is_deep = len(names) > 2
+    if is_deep and not os.path.isfile(os.path.join(names[0], "__init__.py")):
         return None
     return f"start it as a module of its package: -m {'.'.join(names)} in place of {script}"
 

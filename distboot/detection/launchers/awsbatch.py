@@ -45,7 +45,9 @@ def _number_main_first(
     reader: EnvReader, node: int | None, main: int | None, nodes: int | None
 ) -> None:
     """Number the main node 0, as only its address is known to all, and the others in order."""
-    if node is None or main is None:
+    if node is None:
+        return
+    if main is None:
         return
     is_outside = nodes is not None and main >= nodes
     if is_outside:
