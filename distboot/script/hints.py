@@ -70,11 +70,13 @@ def _of_relative_import(error: BaseException, trace: TracebackType | None) -> st
     name, suffix = os.path.splitext(script)
     if suffix != ".py":
         return None
-    names = name.split(os.sep)
+    *folders, _ = names = name.split(os.sep)
+    if not folders:
+        return None
     if not all(map(str.isidentifier, names)):
         return None
     # In `src/package/train.py` the package begins below the first folder
-    is_deep = len(names) > 2
+    is_deep = len(folders) > 1
     if is_deep and not os.path.isfile(os.path.join(names[0], "__init__.py")):
         return None
     return f"start it as a module of its package: -m {'.'.join(names)} in place of {script}"
