@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 
-from ..base.errors import DistbootError, reason_of
+from ..base.errors import DistbootError, in_one_line, reason_of
 from ..base.text import log_line, short_repr
 from ..base.threads import start_without_signals
 from ..job.journal import line_of, path_beside
@@ -131,6 +131,6 @@ def opened_beside(report: str, who: str | None) -> JournalWriter | None:
     except OSError as error:
         why = reason_of(error)
     except DistbootError as error:  # this user may start no more threads
-        why = f"{error.message}; {error.hint}"
+        why = in_one_line(error)
     log_line(who, f"warning: there will be no journal {short_repr(path)}: {why}")
     return None

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..base.errors import DistbootError, with_too_few_files
+from ..base.errors import DistbootError, in_one_line, with_too_few_files
 from ..base.process import Process
 from ..base.text import log_line
 from ..job.messages import Register
@@ -106,7 +106,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
             _watch(begin, control, agent, launcher)
     except DistbootError as error:  # the script is told that this process has ended
         who = f"rank {begin.plan.own.rank}"
-        log_line(who, f"the monitor process of this rank ends: {error.message}: {error.hint}")
+        log_line(who, f"the monitor process of this rank ends: {in_one_line(error)}")
         return
     script.let_go()
     joined.close()

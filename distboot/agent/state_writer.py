@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from ..base.errors import DistbootError, reason_of
+from ..base.errors import DistbootError, in_one_line, reason_of
 from ..base.text import log_line
 from ..base.threads import start_without_signals
 from ..rendezvous.events import Event
@@ -34,7 +34,7 @@ class StateWriter:
         try:
             self._thread = start_without_signals("distboot-state", self._work)
         except DistbootError as error:  # this user may start no more threads
-            self._warn(f"{error.message}; {error.hint}")
+            self._warn(in_one_line(error))
 
     def record(self, event: Event) -> None:
         """Let an event count; it is told soon."""

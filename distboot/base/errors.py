@@ -233,3 +233,8 @@ def with_rank(who: str | None) -> Iterator[None]:
 def reason_of(error: Exception) -> str:
     """What the system says of an error, `"Connection refused"`; of another kind, its message."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def in_one_line(error: DistbootError) -> str:
+    """The message and the hint, as a part of a line that says more."""
+    return f"{error.message}; {error.hint}"

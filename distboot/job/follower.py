@@ -31,6 +31,7 @@ from ..rendezvous.messages import (
     RequestStop,
     ShowStacks,
     as_problem,
+    said_by,
 )
 from ..rendezvous.protocol import ProtocolError
 from . import stay
@@ -347,8 +348,7 @@ class Follower(AgentJob):
         if waits_at.name != READY or message.key not in (None, waits_at):
             return message
         code, text, hint = message.problem
-        if not text.startswith("rank 0 on "):  # it does not name rank 0 itself
-            text = f"rank 0 says: {text}"[:LONGEST_TEXT]
+        text = said_by("rank 0", text)[:LONGEST_TEXT]
         return replace(message, problem=(code, text, hint))
 
     def _answer_for_rank_0(self, ranks: Iterable[int], now: float) -> None:

@@ -34,7 +34,7 @@ from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
 from ..base.dataclass import replace
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, in_one_line
 from ..base.text import (
     escape_control,
     log_line,
@@ -450,7 +450,7 @@ class Coordinator:
         try:
             self._linger()
         except (KeyboardInterrupt, SystemExit):  # the signal would be all that is said
-            self._say(f"{error.message}: {error.hint}")
+            self._say(in_one_line(error))
             raise
         self.close()
 

@@ -47,6 +47,7 @@ from .messages import (
     Refused,
     Welcome,
     as_error,
+    said_by,
 )
 from .protocol import (
     Channel,
@@ -357,11 +358,9 @@ class Worker:
         if isinstance(answer, Refused):
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
-            _, text, _ = answer.problem
-            whose = f"{self._unit} 0 says"
-            if text.startswith(f"{self._unit} 0 on "):  # it names rank 0 itself
-                whose = ""
-            raise as_error(answer.problem, whose)
+            code, text, hint = answer.problem
+            text = said_by(f"{self._unit} 0", text)
+            raise as_error((code, text, hint), "")
         return Membership.from_message(answer, self._own.world_size)
 
     def _send(self, message: object) -> None:

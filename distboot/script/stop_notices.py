@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, in_one_line
 from ..base.threads import start_without_signals
 
 TYPE_CHECKING = False
@@ -237,7 +237,7 @@ def watch(
     try:
         start_without_signals("distboot-notices", watch_service)
     except DistbootError as error:
-        problem = f"no notice will stop this job: {error.message}; {error.hint}"
+        problem = f"no notice will stop this job: {in_one_line(error)}"
         warn(f"warning: DISTBOOT_STOP_NOTICE={name}: {problem}")
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ..base.errors import DistbootError
+from ..base.errors import DistbootError, in_one_line
 from ..base.setting_readers import given_by_option, seconds
 from ..base.text import did_you_mean
 from ..host import free_port
@@ -149,7 +149,7 @@ def _wanted(count: int, *, timeout: object = _TIMEOUT, as_: object = None) -> _W
     try:
         launch = parse(as_)
     except DistbootError as error:
-        problem = f"{error.message}; {error.hint}".replace("--as ", "as_=")
+        problem = in_one_line(error).replace("--as ", "as_=")
         raise pytest.UsageError(f"{mark}: {problem}") from None
     if launch.ranks != count:
         raise pytest.UsageError(f"{mark}: the two do not agree on the number of ranks")
@@ -162,7 +162,7 @@ def _timeout(count: int, timeout: object) -> float:
         return seconds(given_by_option("timeout", timeout))
     except DistbootError as error:
         mark = f"@pytest.mark.ranks({count}, timeout={timeout!r})"
-        raise pytest.UsageError(f"{mark}: {error.message}; {error.hint}") from None
+        raise pytest.UsageError(f"{mark}: {in_one_line(error)}") from None
 
 
 def _reports(item: pytest.Item, wanted: _Wanted) -> list[pytest.TestReport]:
