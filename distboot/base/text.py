@@ -364,3 +364,10 @@ def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
         line = "  ".join(cells)
         lines.append(line.rstrip())
     return lines
+
+
+def said_by(speaker: str, text: str) -> str:
+    """`text` with the name of who says it, for example `"rank 0"`, unless it begins with that."""
+    if text.startswith(f"{speaker} on "):
+        return text
+    return f"{speaker} says: {text}"

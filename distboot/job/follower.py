@@ -17,6 +17,7 @@ from typing import Any
 
 from ..base.dataclass import replace
 from ..base.errors import DistbootError
+from ..base.text import said_by
 from ..rendezvous.messages import (
     LONGEST_TEXT,
     READY,
@@ -31,7 +32,6 @@ from ..rendezvous.messages import (
     RequestStop,
     ShowStacks,
     as_problem,
-    said_by,
 )
 from ..rendezvous.protocol import ProtocolError
 from . import stay

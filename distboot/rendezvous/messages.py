@@ -319,13 +319,6 @@ def as_error(problem: Problem, whose: str) -> DistbootError:
     )
 
 
-def said_by(speaker: str, text: str) -> str:
-    """`text` with the name of who says it, for example `"rank 0"`, unless it begins with that."""
-    if text.startswith(f"{speaker} on "):
-        return text
-    return f"{speaker} says: {text}"
-
-
 def escape_lines(text: str) -> str:
     """Without control characters, except for the ends of lines."""
     lines = text.split("\n")

@@ -31,7 +31,7 @@ from typing import Any
 
 from ..base.dataclass import replace
 from ..base.errors import DistbootError, reason_of
-from ..base.text import format_address, short_repr
+from ..base.text import format_address, said_by, short_repr
 from ..host.network import Backoff, address_of_peer, is_this_host, look_up
 from .connection_pool import DetachedConnection
 from .events import clock_time
@@ -47,7 +47,6 @@ from .messages import (
     Refused,
     Welcome,
     as_error,
-    said_by,
 )
 from .protocol import (
     Channel,
