@@ -214,6 +214,7 @@ def _run(
     return sorted(found, key=lambda each: int(each.get("RANK", each.get("JAX_PROCESS_ID", 0))))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("section", JOBS)
 def test_job_of_two_nodes_is_one(
     section: str, clean_env: dict[str, str], tmp_path: Path, port: int

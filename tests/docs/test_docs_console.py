@@ -230,13 +230,13 @@ WITH_TORCH = [
 
 
 def _mark(group: list[Block]) -> object:
-    """Where a session can be run, and what takes torch."""
+    """Where a session can be run; those of the README for `make test`, too."""
     text = _text(group)
     marks = [pytest.mark.skip(reason=why) for words, why in NEEDS.items() if why and words in text]
     runs_torch = any(page == group[0].page and title in text for page, title in WITH_TORCH)
     if runs_torch or "nproc-per-node" in text or "torch" in text or "tutorial" in group[0].page:
-        marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
-    elif "framework horovod" in text:
+        marks.append(needs_torch)
+    if group[0].page != "README.md":
         marks.append(pytest.mark.all)
     return pytest.param(
         group, id=" ".join([str(group[0]), *(str(block.line) for block in group[1:])]), marks=marks

@@ -128,6 +128,7 @@ def test_table_names_only_what_is_there() -> None:
     assert set(OTHER_TEXTS) <= {(block.page, block.first) for block in blocks("text")}
 
 
+@pytest.mark.all
 def test_demonstration_ends_with_this_table(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     (shown,) = [block.text for block in blocks("text") if block.first == DEMO]

@@ -97,10 +97,9 @@ def _modules(block: Block) -> set[str]:
 
 
 def _param(block: Block) -> object:
-    """A piece; those with a framework are for `make test-all`, but for the README's."""
-    others = _modules(block) - {"distboot"} - sys.stdlib_module_names
+    """A piece; those of the README are for `make test`, too."""
     return pytest.param(
-        block, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ()
+        block, id=str(block), marks=() if block.page == "README.md" else pytest.mark.all
     )
 
 

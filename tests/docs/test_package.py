@@ -75,6 +75,7 @@ def test_the_installed_wheel_is_what_is_tested(run: Run, wheel: Path) -> None:
     assert [name for name in packed if (site_packages / name).read_bytes() != packed[name]] == []
 
 
+@pytest.mark.all
 def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -92,6 +93,7 @@ def test_size_of_the_wheel_is_that_of_readme(source: Path, wheel: Path) -> None:
     assert abs(wheel.stat().st_size / 1000 - int(found[1])) < 40
 
 
+@pytest.mark.all
 def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
     folders = {
         *("distboot", "tests", "examples", "bench", "docker", "docs", "packaging", ".ci", ".github")
@@ -115,6 +117,7 @@ def test_sdist_has_just_what_the_tests_need(source: Path) -> None:
     assert [name for name in _files(source) if re.search(unwanted, name)] == []
 
 
+@pytest.mark.all
 def test_anybody_builds_the_same_bytes_from_the_sdist(
     sdist: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+@pytest.mark.all
 def test_wheel_names_the_repository(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[1]) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]

@@ -96,6 +96,7 @@ def test_failed_or_impossible_check_has_a_row(script: Gpu) -> None:
     assert page == _PAGE, "a part of the checks is shown only"
 
 
+@pytest.mark.all
 @needs_torch
 def test_a_machine_without_a_gpu_is_told(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "RESULTS.md"

@@ -217,6 +217,7 @@ def test_wrapper_in_a_step_of_one_task(run: Run) -> None:
     assert "warning" not in alone.stderr
 
 
+@pytest.mark.all
 @needs_mpirun
 @needs_torch
 def test_torchrun_in_each_process_of_mpirun(run: Run) -> None:

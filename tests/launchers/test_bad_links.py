@@ -39,6 +39,7 @@ def test_bad_link_is_named(four: Hosts, port: int, kind: str) -> None:
     assert found.report["findings"] == found.findings
 
 
+@pytest.mark.all
 def test_bad_link_stops_the_job_if_asked(four: Hosts, port: int) -> None:
     with bad_link(four, "three", **BAD["slow"]):
         found = check(four, port, DISTBOOT_CHECK="stop")

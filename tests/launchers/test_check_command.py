@@ -75,6 +75,7 @@ def test_odd_node_is_marked_and_ends_with_78(four: Hosts, port: int) -> None:
     assert marked
 
 
+@pytest.mark.all
 @needs_hosts
 @needs_torch
 def test_all_reduce_names_the_node_with_slow_pairs(four: Hosts, port: int) -> None:

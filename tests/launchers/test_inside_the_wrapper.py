@@ -72,6 +72,7 @@ def _below(
     return pytest.param([*WRAPPER, *options, "--", *command], launcher, ranks, marks=marks, id=name)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("command", "launcher", "ranks"),
     [
@@ -121,16 +122,16 @@ def test_each_rank_starts_a_job_of_its_own(
     assert summary in ended[0].err
 
 
+@pytest.mark.all
 @needs_torch
 @pytest.mark.parametrize(
     "wrapper",
     [
         pytest.param(WRAPPER, id="one"),
-        pytest.param([*WRAPPER, "--", *WRAPPER], id="in another", marks=pytest.mark.all),
+        pytest.param([*WRAPPER, "--", *WRAPPER], id="in another"),
         pytest.param(
             ["env", "-u", "RANK", "-u", "LOCAL_RANK", *WRAPPER],
             id="of a node",
-            marks=pytest.mark.all,
         ),
     ],
 )

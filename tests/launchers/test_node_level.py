@@ -146,6 +146,7 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
 SAYS_ITS_RANK = "import os\nos.write(1, os.environ['RANK'].encode())\n"
 
 
+@pytest.mark.all
 @needs_torch
 def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SAYS_ITS_RANK)
@@ -156,6 +157,7 @@ def test_torchrun_starts_the_ranks_of_one_pod(distboot: Run, tmp_path: Path) -> 
     assert sorted(done.stdout) == ["0", "1"]
 
 
+@pytest.mark.all
 @needs_torch
 def test_torchrun_told_of_nodes_needs_no_rank(distboot: Run, tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").write_text(SAYS_ITS_RANK)

@@ -121,6 +121,7 @@ SHOW = "import distboot; ctx = distboot.init('none'); print(f'{ctx.rank} of {ctx
 ALONE = [PYTHON, "-c", SHOW]
 
 
+@pytest.mark.all
 @needs_mpirun
 @pytest.mark.parametrize(
     ("command", "name"),

@@ -9,7 +9,8 @@ from launched import needs_torch
 pytestmark = needs_torch
 
 
-@pytest.mark.parametrize("init", [pytest.param(True, marks=pytest.mark.all), False])
+@pytest.mark.all
+@pytest.mark.parametrize("init", [True, False])
 def test_torchrun_shows_the_first_failure_of_each_attempt(run: Run, init: bool) -> None:
     script = """
 import ctypes, os, sys, time

@@ -71,6 +71,7 @@ def test_python_that_does_not_train_explains_nothing(distboot: Run, end: str, sa
     assert "nothing_of_that_name" not in done.stderr
 
 
+@pytest.mark.all
 @needs_torch
 def test_probe_of_torch_is_no_training(distboot: Run) -> None:
     probe = "import torch, nothing_of_that_name"

@@ -59,6 +59,7 @@ for fails in (too_few, broken):
     assert ranks(script) == [(told, 0), (own, 0)]
 
 
+@pytest.mark.all
 def test_group_that_cannot_be_started_is_an_error(ranks: Ranks) -> None:
     script = """
 import torch
@@ -212,6 +213,7 @@ def test_init_close_init() -> None:
     assert open_files[0] == open_files[1]
 
 
+@pytest.mark.all
 def test_objects_from_before_init_are_still_collected(ranks: Ranks) -> None:
     script = """
 import gc, weakref
@@ -228,6 +230,7 @@ with distboot.init("torch", join_timeout=60):
     assert ranks(script) == [("None\n", 0), ("None\n", 0)]
 
 
+@pytest.mark.all
 def test_group_that_the_script_itself_destroys(run: Run) -> None:
     script = """
 import torch.distributed as dist
@@ -271,6 +274,7 @@ print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=Tr
     assert "stdout='single\\n', stderr=''" in result.stdout
 
 
+@pytest.mark.all
 def test_silent_peer_at_the_port_of_torchs_store(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = str(stranger.getsockname()[1])

@@ -76,7 +76,7 @@ def _said(lines: Sequence[str], text: str) -> list[str]:
     return [line for line in lines if line.startswith("distboot: ") and text in line]
 
 
-@in_all_ways()
+@in_all_ways("torchrun")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_headline_follows_the_traceback(run: Run, port: int, way: str, rank: int) -> None:
     lines = _lines(run, way, port, rank, "load()")

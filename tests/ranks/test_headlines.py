@@ -56,9 +56,10 @@ def test_error_of_argparse_is_in_the_headline(run: Run, command: tuple[str, ...]
     assert done.returncode == 2
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "command",
-    [BY_WRAPPER, pytest.param(BY_MPIRUN, marks=[needs_mpirun, pytest.mark.all])],
+    [BY_WRAPPER, pytest.param(BY_MPIRUN, marks=needs_mpirun)],
     ids=["--nproc-per-node", "mpirun"],
 )
 def test_cause_of_torchs_allocator_is_in_the_headline(run: Run, command: tuple[str, ...]) -> None:

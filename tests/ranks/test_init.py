@@ -80,6 +80,7 @@ with distboot.init() as again:
     }
 
 
+@pytest.mark.all
 def test_second_init_process_group_of_script_is_named(run: Run) -> None:
     script = (
         "import distboot; distboot.init(); import torch.distributed as dist; "
@@ -95,6 +96,7 @@ def test_second_init_process_group_of_script_is_named(run: Run) -> None:
     assert result.returncode == 1
 
 
+@pytest.mark.all
 def test_nccl_without_a_gpu_is_named(distboot: Run) -> None:
     script = "import torch.distributed as dist; dist.init_process_group('nccl')"
     result = distboot("--", sys.executable, "-c", script)
@@ -181,6 +183,7 @@ def test_mpi_that_hangs_is_the_end_in_time(run: Run, tmp_path: Path) -> None:
     assert result.stderr.splitlines()[0] == f"{said} (Some MPI v1)"
 
 
+@pytest.mark.all
 def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
     with socket.socket() as listener:
         listener.bind(("", 0))
@@ -320,6 +323,7 @@ def test_wrong_arguments(run: Run) -> None:
     assert "did you mean 'openmpi'?" in result.stdout
 
 
+@pytest.mark.all
 def test_torch_that_cannot_be_used(run: Run) -> None:
     failing = _FAILING.format(arguments="")
     found = "u.find_spec = find\ndel sys.modules['torch']\n"

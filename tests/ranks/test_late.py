@@ -652,6 +652,7 @@ def test_own_timeout_blames_the_missing_rank(
     assert (cause["kind"], cause["ranks"]) == ("late", [late])
 
 
+@pytest.mark.all
 def test_timeout_in_different_operations_blames_no_rank(start: Start) -> None:
     # A metric on rank 0 alone: no rank is late, and no peer has disconnected
     script = """
@@ -684,6 +685,7 @@ _DIES_OF_TERM = (
 )
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("before", ["", _DIES_OF_TERM], ids=["term", "kill"])
 def test_hanging_job_ends_if_the_user_asks(start: Start, before: str) -> None:
     hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
@@ -696,12 +698,13 @@ def test_hanging_job_ends_if_the_user_asks(start: Start, before: str) -> None:
     assert (cause["kind"], cause["ranks"]) == ("late", [1])
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("does", "after", "named"),
     [
-        pytest.param("pass", "2", False, marks=pytest.mark.all),  # two ranks that compute
+        ("pass", "2", False),  # two ranks that compute
         ("time.sleep(0.1)", "2", True),
-        pytest.param("time.sleep(0.1)", "0", False, marks=pytest.mark.all),
+        ("time.sleep(0.1)", "0", False),
     ],
 )
 def test_ranks_outside_collectives_are_named_if_none_works(

@@ -209,7 +209,10 @@ def find(by_hand: ByHand, found_before: dict[str, set[str]]) -> Find:
 
 @pytest.mark.parametrize(
     "script",
-    [name if name != "torch" else pytest.param(name, marks=needs_torch) for name in SCRIPTS],
+    [
+        name if name != "torch" else pytest.param(name, marks=[needs_torch, pytest.mark.all])
+        for name in SCRIPTS
+    ],
 )
 def test_every_patch_of_a_process_has_its_row(find: Find, script: str) -> None:
     found = find(script)

@@ -201,6 +201,7 @@ if rank == 1:
 """
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 def test_save_that_fails_after_rank_0s_is_reported(start: Start, number: int, init: bool) -> None:

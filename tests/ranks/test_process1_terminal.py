@@ -144,6 +144,7 @@ train()
     assert "exit codes: 130 (job), 130 (ranks 0-1)" in rest
 
 
+@pytest.mark.all
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
 def test_ctrl_c_shows_one_prefix_with_torchs_hook(clean_env: dict[str, str], mode: Mode) -> None:
     pytest.importorskip("torch")

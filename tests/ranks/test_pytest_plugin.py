@@ -103,6 +103,7 @@ def test_without_ranks(tmp_path, shared_tmp_path):
 """
 
 
+@pytest.mark.all
 def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
@@ -146,6 +147,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "fixture 'no_such_fixture' not found" in out
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("closes", [True, False])
 def test_setup_of_a_module_ends_with_it(run: Run, tmp_path: Path, closes: bool) -> None:
     script = """
@@ -190,6 +192,7 @@ def test_in_ranks(): pass
     )
 
 
+@pytest.mark.all
 def test_option_that_reaches_no_rank_skips_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("""
 import pytest

@@ -570,6 +570,7 @@ def test_wrapper_in_a_wrapper_multiplies_no_restarts(distboot: Run, tmp_path: Pa
     assert (tmp_path / "starts").read_text() == "start\n" * 3
 
 
+@pytest.mark.all
 def test_wrapper_opens_no_more_files_in_later_rounds(distboot: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("""

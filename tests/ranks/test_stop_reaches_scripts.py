@@ -545,10 +545,9 @@ def test_which_signals_end_a_process_is_known() -> None:
     assert not ends_at(process.pid, 12)  # it is gone
 
 
+@pytest.mark.all
 @needs_torch
-@pytest.mark.parametrize(
-    "handled", ["", pytest.param("--signals-to-handle=SIGTERM,SIGUSR1", marks=pytest.mark.all)]
-)
+@pytest.mark.parametrize("handled", ["", "--signals-to-handle=SIGTERM,SIGUSR1"])
 def test_signal_that_ends_torchrun_is_warned_of(
     clean_env: dict[str, str], tmp_path: Path, handled: str
 ) -> None:

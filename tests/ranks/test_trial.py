@@ -89,7 +89,7 @@ def _try(
 @needs_torch
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.all if name == "end" else ()) for name in PLANTED],
+    [pytest.param(name, marks=() if name == "data" else pytest.mark.all) for name in PLANTED],
 )
 def test_mistake_hidden_on_one_node_is_found(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
@@ -125,12 +125,13 @@ def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path, met
 _DIGITS = (str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "script",
     [
         pytest.param(("train.py",), id="barrier"),
         # 18 times an import of torch
-        pytest.param(_DIGITS, id="digits", marks=[needs_torch, pytest.mark.all]),
+        pytest.param(_DIGITS, id="digits", marks=needs_torch),
     ],
 )
 def test_script_without_them_is_left_alone(run: Run, script: tuple[str, ...]) -> None:
@@ -214,6 +215,7 @@ def test_script_that_is_not_there_is_said_once(run: Run) -> None:
     assert output.count("there is no script 'no-such.py'") == 1
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("variable", ["DISTBOOT_LAUNCHER=none", "DISTBOOT_NPROC_PER_NODE=2"])
 def test_launcher_of_the_user_is_not_tried(run: Run, variable: str) -> None:
     checks = """

@@ -373,9 +373,9 @@ dist.all_reduce(torch.ones(1000))
     ("what", "waited"),
     [
         ("reduce", False),
-        ("late", True),
+        pytest.param("late", True, marks=pytest.mark.all),
         pytest.param("barrier", False, marks=pytest.mark.all),
-        ("store get", False),
+        pytest.param("store get", False, marks=pytest.mark.all),
         pytest.param("store set", False, marks=pytest.mark.all),
         pytest.param("store wait", True, marks=pytest.mark.all),
     ],
@@ -554,6 +554,7 @@ def test_type_message_and_place_are_kept(tmp_path: Path, case: str) -> None:
     assert all(line.isprintable() for line in (head, *lines))
 
 
+@pytest.mark.all
 @needs_torch
 def test_error_of_torch_keeps_its_first_line(tmp_path: Path) -> None:
     script = "import torch\ntorch.ones(2, 3) @ torch.ones(2, 3)"

@@ -353,6 +353,7 @@ def test_second_init_names_a_different_launcher(run: Run) -> None:
     )
 
 
+@pytest.mark.all
 def test_barrier_after_destroy_process_group_is_refused(run: Run) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     script = (

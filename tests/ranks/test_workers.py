@@ -279,13 +279,11 @@ def test_workers_are_not_shielded_unasked(
 
 
 # That it always is: WORKERS_RUNS=50 pytest tests/ranks/test_workers.py -n 0 -k "data_loader and fork-wrapper"
+@pytest.mark.all
 @needs_torch
 @pytest.mark.parametrize("run", range(int(os.environ.get("WORKERS_RUNS", "1"))))
-@pytest.mark.parametrize("way", [pytest.param("init", marks=pytest.mark.all), "wrapper"])
-@pytest.mark.parametrize(
-    "method",
-    ["fork", *(pytest.param(method, marks=pytest.mark.all) for method in ("spawn", "forkserver"))],
-)
+@pytest.mark.parametrize("way", ["init", "wrapper"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_checkpoint_with_a_data_loader(begin: Begin, method: str, way: str, run: int) -> None:
     job = begin(_LOADER, way, method)
     tell_everybody(job)
@@ -397,6 +395,7 @@ def test_worker_is_woken_until_its_handler_runs(begin: Begin, method: str) -> No
     assert written(job, "found") == [7]
 
 
+@pytest.mark.all
 @needs_torch
 def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
     script = (

@@ -72,12 +72,13 @@ def test_options_are_the_same_without_argparse() -> None:
     assert vars(options) == vars(by_argparse)
 
 
+@pytest.mark.all
 @needs_torch
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param([], id="script", marks=pytest.mark.all),
-        pytest.param(["run"], id="run", marks=pytest.mark.all),
+        pytest.param([], id="script"),
+        pytest.param(["run"], id="run"),
         pytest.param(["run", "--", sys.executable], id="run --"),
     ],
 )
