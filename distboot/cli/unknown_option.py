@@ -9,14 +9,13 @@ from itertools import filterfalse
 from operator import methodcaller
 
 from ..base.patterns import pattern
+from ..host.command_line import without_code
 
 _SIMILARITY = 0.8  # difflib's ratio: --epochs is not --report
 _MOST = 3  # options that begin with the same word
 # The words are between \0. Before it may be the value of an unknown option, and a URL there may have
-# a password, as the code after `bash -c` may.
+# a password. A word with spaces may be such a value, too, or code.
 _SCRIPT = pattern(r"(?<![^\0])(-m\0[^\0\s=@]+|[^\0\s=@]+\.py)(?![^\0])")
-# With spaces it is a script only at the beginning, or after one value: elsewhere it may be code.
-_FIRST_SCRIPT = pattern(r"(?!--?m?\0)(?:[^\0]*\0)??([^\0=@:;&|$]+\.py)(?![^\0])")
 
 
 def meant_by(option: str, names: Iterable[str]) -> str:
@@ -52,8 +51,8 @@ def after_script(option: str, target: Sequence[str], program: str) -> str:
     if not target:
         return ""
     script = "script.py"
-    words = "\0".join(target)
-    found = _FIRST_SCRIPT.match(words) or _SCRIPT.search(words)
+    words = "\0".join(["", *target])
+    found = _SCRIPT.search(without_code(words))
     if found is not None:
         script = shlex.join(found[1].split("\0"))
     return f"if it is an option of the script, it comes after it: {program} … {script} {option} …"

@@ -21,7 +21,7 @@ _PYTHON = pattern(
 # Any other word may be an option, a variable, code, or a URL with a password
 _PLAIN = pattern(r"(?!-)[^\s=@]+")
 _SCRIPT = pattern(r"(?!-)[^\s=@]+\.py")
-# All that follows `-c` or `-lc`: it is code, after any program
+# All that follows `-c` or `-lc`
 _CODE = pattern(r"\0-[A-Za-z]*c(?![^\0]).*", re.DOTALL)
 # The words of the wrapper before what it runs, each after \0: its command, its options, those
 # without a value first, and `--`
@@ -64,6 +64,11 @@ def without_arguments(words: list[str]) -> list[str]:
     return shown
 
 
+def without_code(words: str) -> str:
+    r"""The words, with \0 between them, up to an option `-c`: code follows it, after any program."""
+    return _CODE.sub("", words)
+
+
 def _first_words(words: list[str]) -> list[str]:
     """A Python with its options and its script or module; of other programs at most two words."""
     python = _PYTHON.match("\0".join(words))
@@ -78,7 +83,7 @@ def _first_words(words: list[str]) -> list[str]:
 
 def _script_in(target: str) -> list[str]:
     """The script in a command: its first or second word, or what a Python in it runs."""
-    target = _CODE.sub("", target)
+    target = without_code(target)
     found = target.split("\0")[1:3]
     python = _PYTHON.search(target)
     if python is not None:

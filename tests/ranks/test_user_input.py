@@ -72,11 +72,6 @@ def test_script_and_module_may_be_meant(
     assert distboot(*shlex.split(meant)).stdout == "trained\n"
 
 
-def test_hint_quotes_the_name_of_the_script(distboot: Run) -> None:
-    result = distboot("--epochs", "3", "a b.py")
-    assert result.stderr.endswith("python -m distboot run … 'a b.py' --epochs …\n")
-
-
 def test_compiled_folder_runs(distboot: Run, tmp_path: Path) -> None:
     source = tmp_path / "main.py"
     source.write_text("print('trained')")
@@ -402,6 +397,22 @@ def test_value_of_an_unknown_option_is_not_repeated(distboot: Run, command: list
     assert done.returncode == 2
     assert "error[usage]: unrecognized arguments: --api-key" in done.stderr
     assert "sk-123" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["--pre-cmd", "python prep.py --token hunter2 out.py", "train.py"], "train.py"),
+        (["--auth", "Bearer hunter2 x.py", "--nproc-per-node", "2", "train.py"], "train.py"),
+        (["--foo", "--", "python", "-c", "hunter2.py"], "script.py"),
+        (["--foo", "--", "bash", "-lc", "hunter2.py"], "script.py"),
+        (["--token", "a hunter2.py"], "script.py"),
+    ],
+)
+def test_hint_has_the_script_and_no_secret(distboot: Run, words: list[str], script: str) -> None:
+    done = distboot(*words)
+    assert f" … {script} {words[0]} …\n" in done.stderr
     assert "hunter2" not in done.stderr
 
 
