@@ -63,8 +63,8 @@ def _of_relative_import(error: BaseException, trace: TracebackType | None) -> st
     from traceback import walk_tb  # here, as few scripts fail of this
 
     *_, (frame, _) = walk_tb(trace)
-    # A file that the script loads by its path has no package either
-    if frame.f_globals.get("__name__") != "__main__":
+    # A file that the script runs by its path has no package either
+    if frame.f_globals is not vars(sys.modules["__main__"]):
         return None
     script = os.path.normpath(sys.argv[0])
     name, suffix = os.path.splitext(script)

@@ -139,6 +139,7 @@ def test_module_started_as_a_script_is_named(
     "script",
     [
         "import runpy; runpy.run_path('plugin.py', run_name='plugin')",
+        "import runpy; runpy.run_path('plugin.py', run_name='__main__')",
         "raise RuntimeError('attempted relative import with no known parent package')",
     ],
 )
