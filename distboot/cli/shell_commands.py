@@ -162,8 +162,10 @@ class _Place:
             words[-1] == "]]",
             operator.endswith("(("),
         )
-        is_computed = any((self._is_computed, operator.endswith("((")))
-        self._is_computed = all((is_computed, self._brackets))
+        if operator.endswith("(("):
+            self._is_computed = True
+        if not self._brackets:
+            self._is_computed = False
         joint = "&&"  # what is opened belongs to the chain around it
         if any((was_outside, self._depth + self._brackets == 0)):
             joint = next(filter(operator.__contains__, _JOINTS), "")
@@ -189,7 +191,8 @@ class _Place:
             self._is_tested = False
         if joint != "|":
             self._is_skipped = any((joint == "||", self._is_tested))
-        self._is_tested = any((self._is_tested, is_test))
+        if is_test:
+            self._is_tested = True
 
     def _open(self, keywords: list[str], command: list[str], *, is_outside: bool) -> None:
         """Note what is opened and closed, and where its condition begins and ends."""

@@ -137,9 +137,11 @@ class Facts:
     @property
     def holds_failed_end(self) -> bool:
         """Whether a wrapper has to end, or has ended, with another exit code than 0."""
+        if not self.is_held:
+            return False
         ended = filter(_end, self.members.values())
         failed = filterfalse(_has_succeeded, ended)
-        return all((self.is_held, any(failed)))
+        return any(failed)
 
     def is_detected(self, member: RankState) -> bool:
         """Whether all ranks are told of the failure of this one."""

@@ -76,11 +76,12 @@ def _of_cause(facts: Facts, link: Rank0Link, cause: RootCause | None) -> float:
 
 def _seen_at(facts: Facts) -> float:
     """When a launcher may see that our ranks have ended: after the one that failed first."""
-    seen_at = facts.ends.ended_at
-    waits = all((not facts.is_held, _is_secondary(facts)))
-    if waits:
-        seen_at = max(seen_at, facts.ends.release_at)
-    return seen_at
+    ended = facts.ends.ended_at
+    if facts.is_held:
+        return ended
+    if not _is_secondary(facts):
+        return ended
+    return max(ended, facts.ends.release_at)
 
 
 def _without_cause(facts: Facts, link: Rank0Link) -> float:
