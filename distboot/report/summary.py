@@ -87,7 +87,7 @@ def summary_line(
         later = f"; {counted(count, 'other rank')} {FAILED_LATER}"
     earlier = _earlier(rounds, membership.round)
     restarts = restarts_text(rounds, membership.round)
-    seconds = now - _began(rounds, job.registered[0].time)
+    seconds = now - _began(rounds, events[0].time)
     begin = f"summary: {size_of(membership)}, {seconds:.1f} s: "
     by_rank = _exit_codes(codes, exit_code, ranks_said)
     counted_codes = _exit_codes(codes, exit_code, lambda ranks: counted(len(ranks), "rank"))
@@ -115,7 +115,7 @@ def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     most = max(most, _LEAST_OF_SUMMARY)
-    words, _, _ = text[:most].rpartition(" ")
+    words, _, _ = text[: most - 1].rpartition(" ")  # the sign has two characters
     return f"{words.rstrip(',;:')} …"
 
 
@@ -223,7 +223,7 @@ def _earlier(rounds: Rounds, current: int) -> str:
     return f" after {restarts} ({'; '.join(each)})"
 
 
-def _began(rounds: Rounds, registered: float) -> float:
+def _began(rounds: Rounds, of_last: float) -> float:
     """When the first round began, in seconds since the epoch."""
     starts: Iterable[float] = filter(None, map(itemgetter("start"), rounds))
-    return min([registered, *starts])
+    return min([of_last, *starts])

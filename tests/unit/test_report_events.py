@@ -88,7 +88,7 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
         "exited",
     ]
     assert report["events"][0]["time"] == report["start"]
-    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there"
+    said = "summary: 2 ranks on 1 node, 63.0 s: rank 1 failed first at 11:07:40 UTC, there"
     said += f": {WORDS.partition(': ')[2]}; exit codes: "
     assert summary_line(log, PAIR, Doubts(), NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
@@ -106,9 +106,10 @@ def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
     assert kinds == 2 or said.endswith(", 5 (2 ranks), 45 others")
 
 
-def test_summary_leaves_out_whole_words() -> None:
-    where = f"on {'h' * 130} (node 1, local rank 1, process 12345)"
-    text = f"rank 1 failed first: {'e' * 60}, in load (data.py:41), {where}"
+@pytest.mark.parametrize(("host", "message"), [("h" * 130, "e" * 60), ("h" * 98, "e " * 59)])
+def test_summary_leaves_out_whole_words(host: str, message: str) -> None:
+    where = f"on {host} (node 1, local rank 1, process 12345)"
+    text = f"rank 1 failed first: {message}, in load (data.py:41), {where}"
     cause = {**CAUSE, "text": text, "location": where}
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **cause)
     said = summary_line(log, PAIR, Doubts(), NOON + 63, 1)
@@ -304,7 +305,7 @@ def test_summary_uses_its_room_for_why(kind: str, text: str, said: str) -> None:
     log.at(NOON + 62, "exited", 1, exit_code=1, **EXIT)
     line = summary_line(log, PAIR, Doubts(), NOON + 63, 1)
     codes = "exit codes: 1 (job), 1 (ranks 0-1)"
-    assert line == f"summary: 2 ranks on 1 node, 56.0 s: {said}; {codes}"
+    assert line == f"summary: 2 ranks on 1 node, 63.0 s: {said}; {codes}"
     report: Any = job_report(log, PAIR, Doubts(), NOON + 63)
     assert kind != "failed" or report["headline"].endswith("; 1 other rank failed after that")
 
