@@ -180,7 +180,8 @@ HANGS = [
         "a worker of its data loader is killed",
         (
             r"rank 3 failed first: (uncaught exception: RuntimeError: DataLoader worker \("
-            r"|RuntimeError: DataLoader worker \(.+ \(caused by R.*….*signal: Killed\.\), "
+            r"|RuntimeError: DataLoader worker \(pid\(s\) \d+\) exited unexpectedly .*….*"
+            r"signal: Killed\.\), "
             r"|uncaught exception: ConnectionResetError: ).*on"
         ),
         inject=signal_worker(signal.SIGKILL),
