@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from operator import methodcaller
 
 _SIMILARITY = 0.85  # difflib's ratio, at most 1
 _OWN = "DISTBOOT"
@@ -25,6 +26,7 @@ def meant_by(name: str, known: Collection[str]) -> str:
         return option
     similar = get_close_matches(name, known, 1, _SIMILARITY)
     if is_own:  # the beginning of a longer name
-        longer = [each for each in sorted(known) if each.startswith(f"{name}_")]
-        similar += longer
+        singular = name.removesuffix("S")
+        begins_so = methodcaller("startswith", (f"{name}_", f"{singular}_"))
+        similar += filter(begins_so, sorted(known))
     return next(iter(similar), "")

@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .parser import Parser
 
+# The last words: an option, and a script that became its value. The words are between \0.
+_TAKEN = pattern(r"(?<![^\0])(--?[^-\0=][^\0=]*)\0([^-\0\s=@][^\0\s=@]*\.py)\Z")
 _OPTION_NAME = pattern(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 # For these the wrapper holds a port, until their script takes it
@@ -180,7 +182,7 @@ def parse(argv: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNam
     options.nproc_per_node = _nproc_per_node(options, environ)
     environ.pop("DISTBOOT_NPROC_PER_NODE", None)
     if not target:
-        run_parser().error("no script, module or command to run")
+        run_parser().error(f"no script, module or command to run{_taken_script(argv)}")
     torchrun_options.apply(options, environ)
     if drops_separator:
         target = torchrun_options.without_separator(target)
@@ -188,6 +190,15 @@ def parse(argv: list[str], environ: MutableMapping[str, str]) -> tuple[SimpleNam
     if options.exec:
         _refuse_with_exec(options)
     return options, target
+
+
+def _taken_script(argv: list[str]) -> str:
+    """Which option has the script as its value, as its own is missing; empty: none."""
+    taken = _TAKEN.search("\0".join(argv))
+    if taken is None:
+        return ""
+    option, script = taken.groups()
+    return f": {option} took {script!r} as its value"
 
 
 def _nproc_per_node(options: SimpleNamespace, environ: Mapping[str, str]) -> str | None:

@@ -65,7 +65,7 @@ HINTS = {
     "--event-log-handler": "leave it out; --report FILE keeps the events of the job",
     "--role": _WITHOUT,
     "--run-path": "leave it out: a script is run in a process of its own",
-    "--nprocs": "--nproc-per-node N",
+    "--nprocs": "use --nproc-per-node N",
     "--redirects": _STREAMS_KEPT,
     "-r": _STREAMS_KEPT,
     "--local-ranks-filter": _FILTER,
@@ -80,9 +80,9 @@ HINTS = {
     # torch.distributed.launch
     "--use-env": "leave it out: the local rank is in LOCAL_RANK",
     # mpirun and srun
-    "-n": "--nproc-per-node N, the number on each node",
-    "-np": "--nproc-per-node N, the number on each node",
-    "--np": "--nproc-per-node N, the number on each node",
+    "-n": "use --nproc-per-node N, the number on each node",
+    "-np": "use --nproc-per-node N, the number on each node",
+    "--np": "use --nproc-per-node N, the number on each node",
     "-x": "export the variable before this command: ranks of this node have it; see --share-env",
     "-H": _ON_EACH_HOST,
     "--host": _ON_EACH_HOST,

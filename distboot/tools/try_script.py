@@ -51,8 +51,8 @@ _OWN = ("--as",)  # no script has it for itself
 _OFTEN_OF_SCRIPTS = ("--timeout", "--quiet")
 _USAGE = "python -m distboot try [options] script.py | -m module | -- command  [arguments …]"
 _OPTIONS = f"""\
---as LAUNCH  launcher, and nodes x ranks per node, in quotes: {", ".join(VARIABLES)}; \
-may be given several times (default: {", ".join(_DEFAULT)})
+--as LAUNCH  launcher, and nodes x ranks per node, or workers + master, in quotes: \
+{", ".join(VARIABLES)}; may be given several times (default: {", ".join(_DEFAULT)})
 --timeout S  seconds for one launch (default: 120)
 -q,--quiet  print only what is wrong"""
 # A launch ends soon: a rank that hangs is reported after 10 s, and ends the job after 25 s.

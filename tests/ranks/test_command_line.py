@@ -124,7 +124,7 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
             (
                 f"{option} 2 train.py",
                 "usage",
-                "\ndistboot: hint: --nproc-per-node N, the number on ",
+                "\ndistboot: hint: use --nproc-per-node N, the number on ",
             )
             for option in ("-n", "-np", "--np")
         ),
@@ -173,6 +173,9 @@ _SECONDS = "is not a valid number of seconds\ndistboot: hint: use a number of se
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
         ("run --", "usage", ""),
+        ("--check train.py", "usage", "to run: --check took 'train.py' as its value\n"),
+        ("--report train.py", "usage", "to run: --report took 'train.py' as its value\n"),
+        ("--report a:b@train.py", "usage", "no script, module or command to run\n"),
         ("run -m", "usage", ""),
         ("run --launcher", "usage", ""),
         ("run --launcher opnempi -- true", "unknown-launcher", ": --launcher='opnempi' is not a "),
@@ -409,6 +412,7 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
         "WORLD_STATE": "x",
         "MASTER": "local[2]",
         "DISTBOOT_NPROC": "2",
+        "DISTBOOT_NPROCS": "2",
         "DISTBOOT_LOG_DIR": "logs",
         "DISTBOOT_OWN": "1",
     }
@@ -424,6 +428,10 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
         "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
         (
             "distboot: warning: unknown variable DISTBOOT_NPROC is ignored; did "
+            "you mean DISTBOOT_NPROC_PER_NODE?"
+        ),
+        (
+            "distboot: warning: unknown variable DISTBOOT_NPROCS is ignored; did "
             "you mean DISTBOOT_NPROC_PER_NODE?"
         ),
         "distboot: warning: unknown variable DISTBOOT_LOG_DIR is ignored; did you mean --log-dir?",
