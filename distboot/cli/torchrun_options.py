@@ -472,5 +472,5 @@ def _refuse_backend(name: str | None) -> None:
         raise DistbootError(
             "usage",
             f"--rdzv-backend {short_repr(name)}: the ranks meet at rank 0, and need nothing else",
-            "leave it out, and give --rdzv-endpoint the host of node 0",
+            "leave it out; with several nodes --rdzv-endpoint is the host of node 0",
         )
