@@ -28,6 +28,7 @@ import time
 from functools import partial
 from math import inf
 
+from ..base.process import is_pending
 from ..job.messages import Terminating
 from ..rendezvous.messages import RequestStop
 from .own_process import Terminate
@@ -222,7 +223,12 @@ class Stopping:
     def _why_term_is_outlived(self) -> str:
         """Why SIGTERM did not end the script, if its code reads `ctx.preempted`, but it did not."""
         reads, _ = self._of.shell.stops.numbers(self._of.rank)
-        if self.listens and reads == 0:
+        checks = (
+            self.listens,
+            reads == 0,
+            not is_pending(self._of.process.pid, signal.SIGTERM),  # else it blocks SIGTERM
+        )
+        if all(checks):
             return _NEVER_READ
         return ""
 

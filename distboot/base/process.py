@@ -40,6 +40,7 @@ _START_CODE = 23
 _START_TIME = 19  # in clock ticks after boot
 _EXIT_CODE = 49
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
+_ALL = (1 << 64) - 1  # signals
 _LONGEST_NAME = 15  # bytes of a name in comm, proc_pid_comm(5)
 # Where its code starts, if this process may not read that, or if it has ended. Then its exit code,
 # too, reads as 0.
@@ -186,15 +187,32 @@ def ends_at(process: int, number: int) -> bool:
 
     False also if that is not known.
     """
-    text = read_proc(f"{process}/status").strip()
-    try:
-        lines = dict(line.split(":", 1) for line in text.split("\n"))
-        # proc_pid_status(5): SigCgt:	0000000180004a02
-        kept = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16) | int(lines["SigCgt"], 16)
-    except (ValueError, KeyError):
-        return False
+    kept = _signals(process, "SigBlk", "SigIgn", "SigCgt", unknown=_ALL)
     own_bit = 1 << (number - 1)
     return not kept & own_bit
+
+
+def is_pending(process: int, number: int) -> bool:
+    """Whether a signal that was sent to a process waits, as all its threads block it, for example.
+
+    False also if that is not known.
+    """
+    pending = _signals(process, "ShdPnd", unknown=0)
+    own_bit = 1 << (number - 1)
+    return bool(pending & own_bit)
+
+
+def _signals(process: int, *names: str, unknown: int) -> int:
+    """The union of these sets of signals of a process, one bit each; `unknown` if it is not."""
+    text = read_proc(f"{process}/status").strip()
+    found = 0
+    try:
+        lines = dict(line.split(":", 1) for line in text.split("\n"))
+        for name in names:  # proc_pid_status(5): SigCgt:	0000000180004a02
+            found |= int(lines[name], 16)
+    except (ValueError, KeyError):
+        return unknown
+    return found
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -69,19 +69,21 @@ def stop_listening(number: int, before: object) -> None:
 def watch_end(page: Page, over: threading.Event, is_ours: Callable[[], bool]) -> None:
     """Until `over`, let a thread end this process by SIGTERM once its page has it.
 
-    `is_ours` is false if the script has set a handler of its own since. Then the thread reports
-    that, and the agent waits for that handler.
+    `is_ours` is false while the script has a handler of its own, or ignores SIGTERM. The thread
+    reports each change of that, and the agent waits for a handler of the script.
     """
 
     def watch() -> None:
+        reported = crash_hooks.OURS
         while not over.wait(_INTERVAL):
+            owner = crash_hooks.OURS if is_ours() else crash_hooks.OF_SCRIPT
+            if owner != reported:
+                crash_hooks.emit(crash_hooks.TERM_HANDLER, owner)
+                reported = owner
             if page[END] != signal.SIGTERM:
                 continue
-            if is_ours():
+            if owner == crash_hooks.OURS:
                 _end_by_term()
-            else:
-                crash_hooks.emit(crash_hooks.TERM_HANDLER, crash_hooks.OF_SCRIPT)
-                return
 
     crash_hooks.emit(crash_hooks.TERM_HANDLER, crash_hooks.OURS)
     start_without_signals("distboot-end", watch)
