@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -45,6 +44,7 @@ VARIABLE = "DISTBOOT_AGENT"
 _MARGIN = 5.0  # seconds beyond a timeout for the agent to report it
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
+_MOST_RECEIVED = 1 << 20  # bytes at a time
 _LONGEST_NAME = 107  # bytes of the name of a socket, unix(7)
 # All that an agent answers
 _ANSWERS = (JoinResult, Raised, Go, Release, Failed, Listening, Log, Written)
@@ -59,8 +59,7 @@ class AgentLink:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._frames = Frames(MOST)
-        self._received: deque[Frame] = deque()
-        self._files: list[int] = []  # that came with messages
+        self._files: list[int] = []  # that came with the last message
         # More than one: a timeout or a signal has ended the wait for the others
         self._unanswered = 0
         self._has_asked_for_listener = False
@@ -194,17 +193,20 @@ class AgentLink:
 
     def _frame(self, end: float) -> Frame:
         """The next frame, until this time."""
-        while not self._received:
+        frames: list[Frame] = []
+        while not frames:
             left = end - time.monotonic()
             connection = self._open(max(left, 0.01))
-            data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            # No byte of the next frame: the files that come are of this one
+            most = min(self._frames.missing, _MOST_RECEIVED)
+            data, files, _, _ = socket.recv_fds(connection, most, 4)
             if not data:
                 raise ProtocolError("has ended")
             for file in files:
                 os.set_inheritable(file, False)
             self._files += files
-            self._received += self._frames.feed(data)
-        return self._received.popleft()
+            frames = self._frames.feed(data)
+        return frames[0]
 
     def _send(self, content: object) -> None:
         connection = self._open(_ATTACH)

@@ -200,9 +200,14 @@ def test_late_answer_of_another_kind_is_skipped(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.setattr("distboot.agent.link._ATTACH", 0.05)
             assert link.log() is None
-        for answer in (Log(), Listening()):
-            its.sendall(Channel().sign(answer))
-        assert link.take_listener() is None
+        its.sendall(Channel().sign(Log()))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            socket.send_fds(its, [Channel().sign(Listening())], [listener.fileno()])
+        taken = link.take_listener()  # its file came with it, not with the late answer
+        assert taken is not None
+        with taken:
+            assert taken.getsockname()[1] == port
 
 
 def test_late_file_is_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
