@@ -215,8 +215,18 @@ class ExitStatus:
     @property
     def has_missed_peer(self) -> bool:
         """Whether a peer was gone, also in a later `init()`, which has waited for it in vain."""
-        is_of_init = _MISSING_AT_START.match(self._exception.message) is not None
-        return any((self.is_of_peer, is_of_init))
+        return any((self.is_of_peer, self.has_missed_init))
+
+    @property
+    def has_missed_init(self) -> bool:
+        """Whether it has waited in `init()` for a rank that did not come there."""
+        return _MISSING_AT_START.match(self._exception.message) is not None
+
+    @property
+    def is_before_start(self) -> bool:
+        """Whether it has failed in `init()`, as a rank did not come there, or left it."""
+        has_left = BEFORE_START in self._exception.message
+        return any((has_left, self.has_missed_init))
 
     @property
     def may_be_consequence(self) -> bool:

@@ -31,7 +31,7 @@ from typing import Literal
 from ..base.dataclass import dataclass, field
 from ..base.process import INTERRUPT
 from ..base.text import ranks_said
-from .exit_status import BEFORE_START, ExitStatus
+from .exit_status import ExitStatus
 from .root_cause import (
     RankState,
     RootCause,
@@ -45,7 +45,6 @@ from .root_cause import (
 SETTLING = 0.15  # seconds; mpirun leaves 0.24 until its next signal
 EXPLAINING = 0.5  # seconds
 GATHERING = 0.1  # seconds
-_LONGEST_MESSAGE = 1000  # characters: so that none is left out
 _FAILURE_DUE = {False: 0.0, True: EXPLAINING}  # seconds, by whether it is secondary
 _end = operator.attrgetter("member.end")
 _is_of_peer = operator.attrgetter("end.is_of_peer")
@@ -216,8 +215,7 @@ class RootCauseAnalysis:
         if done and end.has_missed_peer:
             others = len(self.members) - len(done)
             then = from_exit(member, end, delay, "failed")
-            has_started = BEFORE_START not in end.failure_text(_LONGEST_MESSAGE)
-            return from_early_end(done, others, then, has_started=has_started)
+            return from_early_end(done, others, then, has_started=not end.is_before_start)
         return from_exit(member, end, delay)
 
     def _receiver(self, report: FailureReport) -> str:

@@ -318,6 +318,8 @@ def _because_of_peer(end: ExitStatus, failed: str) -> str:
     """`", because a peer disconnected"`; empty where no peer did, or where the headline names it."""
     if not end.is_of_peer:
         return ""
+    if end.has_missed_init:  # who never came there has disconnected from nobody
+        return ""
     if failed == _FAILED_FIRST:
         text = end.failure_text(_LONGEST_TEXT)
         names_peer = _NAMES_PEER.search(text) is not None

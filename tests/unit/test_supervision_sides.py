@@ -58,6 +58,11 @@ OF_NO_START = raised(
     "and ended before the framework could start",
     when=1.0,
 )
+OF_NO_ANSWER = raised(
+    "distboot.DistbootError: error[missing-rank]: rank 3 on host-1: "
+    "rank 0 did not answer at 127.0.0.1:29500 within 3 s",
+    when=1.0,
+)
 # The leader's block failed, and the leader caught that
 OF_A_BLOCK = raised(
     "distboot.DistbootError: error[rank-failed]: rank 3 on host-1: main_first(): "
@@ -222,6 +227,14 @@ ORDERS = {
         ),
         0,
     ),
+    "ended-before-another-init": (  # from which nobody has disconnected
+        [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_NO_ANSWER)), 1],
+        (
+            "rank 1 exited with code 0 before the framework could start, on host-0; "
+            "then rank 3 failed\n"
+        ),
+        0,
+    ),
     "ended-well-beside-a-service": (  # a `ConnectionError` of a service tells nothing of the rank that ended
         [(1, Exited(ExitStatus(code=0, when=1.0))), (3, Failing(OF_A_SERVICE)), 1],
         "rank 3 failed first: uncaught exception: ConnectionRefusedError: [Errno 111] Connection refused, on host-1",
@@ -350,7 +363,7 @@ def test_first_is_named(
         else:
             running.send(int(step[0]), step[1])
     (said,) = running.said
-    assert said.startswith(text)
+    assert f"{said}\n".startswith(text)
     cause = running.side.root_cause
     assert cause is not None
     assert (cause.is_failure, len(cause.ranks)) == (
