@@ -28,6 +28,7 @@ from .log_file import opened_to_append
 _MOST_WAITING = 50_000  # events
 _EARLIER_JOB = 20.0  # seconds for an earlier job to end
 _INTERVAL = 0.1  # seconds between two looks whether it has
+_IS_LOCKED = "another job, or an earlier context of this process, writes to it"
 _LAST_LINES = 1.0  # seconds for the thread to write what waits, at the end of the agent
 
 
@@ -95,7 +96,7 @@ class JournalWriter:
                 self._changed.wait(_INTERVAL)
                 is_late = self._is_closing or time.monotonic() > end
             if is_late:
-                raise OSError(errno.EBUSY, "another job writes to it")
+                raise OSError(errno.EBUSY, _IS_LOCKED)
         os.ftruncate(self._file, 0)
 
     def _is_locked(self) -> bool:

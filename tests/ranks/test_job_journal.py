@@ -105,7 +105,8 @@ def test_job_that_is_killed_outright_has_a_report(
     try:
         until(lambda: started.exists() and started.read_text() == "xx")
         second = distboot(*TWO, "--report", "job.html", "--", "true")
-        assert "/job.jsonl': another job writes to it" in second.stderr
+        holders = "another job, or an earlier context of this process,"
+        assert f"/job.jsonl': {holders} writes to it" in second.stderr
         (tmp_path / "job.html").unlink()
         assert "2 had not ended" in distboot("report", "job.jsonl").stdout  # while it runs
     finally:
