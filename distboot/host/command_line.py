@@ -54,13 +54,12 @@ def short_command(process: int) -> str:
 
 
 def without_arguments(words: list[str]) -> list[str]:
-    """The program, its script or module, and the script that the wrapper runs."""
+    """The program, its script or module, and the script or command that the wrapper runs."""
     shown = _first_words(words)
     name = os.path.basename("".join(shown[-1:]))
     if name == "distboot":
         of_wrapper = "\0".join(["", *words[len(shown) :]])
-        target = _WRAPPER.sub("", of_wrapper, count=1)
-        shown += _script_in(target)
+        shown += _target_in(of_wrapper)
     return shown
 
 
@@ -79,6 +78,21 @@ def _first_words(words: list[str]) -> list[str]:
     if python["code"] is not None:
         shown.append("…")
     return shown
+
+
+def _target_in(of_wrapper: str) -> list[str]:
+    """The script that the wrapper runs, or `["--", "sleep"]`: the program of a command after that."""
+    target = _WRAPPER.sub("", of_wrapper, count=1)
+    script = _script_in(target)
+    if script:
+        return script
+    options = of_wrapper.removesuffix(target)
+    if not options.endswith("\0--"):
+        return []
+    for program in target.split("\0")[1:2]:
+        if _PLAIN.fullmatch(program):
+            return ["--", os.path.basename(program)]
+    return []
 
 
 def _script_in(target: str) -> list[str]:
