@@ -286,7 +286,7 @@ def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> No
         watched.process.wait()
 
     watched.read(meanwhile=kill)
-    assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
+    assert watched.read() == Stacks(state="at a place that shows no Python stack")
 
 
 def test_signal_of_others_is_no_sigterm(watch: Callable[..., Watched]) -> None:
