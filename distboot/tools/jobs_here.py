@@ -4,7 +4,9 @@ agents.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +14,7 @@ from datetime import timedelta
 
 from ..base.errors import DistbootError
 from ..base.patterns import pattern
-from ..base.process import started
+from ..base.process import read_proc, started
 from ..base.text import counted, escape_control
 from ..host.command_line import command, short_command
 from ..host.sockets import holders
@@ -23,14 +25,17 @@ _SOCKETS = "/proc/net/unix"
 _NAMED = pattern(r"\w+:(?: +\w+){5} +(\d+) @(\S+)")
 _LONGEST_FOLDER = 60  # characters
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
+# In proc_pid_status(5): the ids of a process, from the PID namespace of /proc to its own
+_IDS = pattern(r"^NSpid:(.*)$", re.MULTILINE)
 
 
 def jobs_listed(
     agents: Mapping[str, Sequence[str]],
     problem: str = "",  # what was asked for, and is none of them
+    hint: str = "",  # otherwise it gives the first one as an example
 ) -> DistbootError:
     """The error that lists the jobs of this host: id, script, folder, process and age."""
-    processes = holders(abstract_sockets())
+    described = descriptions(agents)
     begin = ""
     if problem:
         begin = f"{problem}; "
@@ -39,12 +44,21 @@ def jobs_listed(
     if count == 1:
         verb = "runs"
     lines = [f"{begin}{counted(count, 'job')} {verb} on this host:"]
+    for job, description in described.items():
+        lines.append(f"  --job {job}: {description}")
+    if not hint:
+        hint = f"give one, for example --job {min(agents)}"
+    return DistbootError("usage", "\n".join(lines), hint)
+
+
+def descriptions(agents: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """By job, in order: its script, folder, process and age."""
+    processes = holders(abstract_sockets())
+    described = {}
     for job in sorted(agents):
         found = [processes[name] for name in agents[job] if name in processes]
-        lines.append(f"  --job {job}: {_described(found)}")
-    return DistbootError(
-        "usage", "\n".join(lines), "give one, for example " + lines[1].split(": ")[0].strip()
-    )
+        described[job] = _described(found)
+    return described
 
 
 def _described(processes: Sequence[int]) -> str:
@@ -53,10 +67,49 @@ def _described(processes: Sequence[int]) -> str:
         return "its processes belong to another user or container"
     process = min(processes)
     words = command(process)
+    name = "agent"
     if _SIDECAR in words:  # beside the process of the script, whose id is its next word
-        process = int(words[words.index(_SIDECAR) + 1])
-    what = f"{short_command(process)}{_folder(process)}"
-    return f"{what} (process {process}, running for {_age(process)})"
+        name = "script"
+        process = _seen_here(int(words[words.index(_SIDECAR) + 1]), process)
+    ended = f"its {name} (process {process}) has ended"
+    begin = started(process)
+    if begin is None:
+        return ended
+    what = short_command(process)
+    if not what:  # it has ended, and its parent has not noticed that
+        return ended
+    return f"{what}{_folder(process)} (process {process}, running for {_age(begin)})"
+
+
+def _seen_here(number: int, agent: int) -> int:
+    """The id in this PID namespace of a process, by its number in that of its agent.
+
+    The agent's own if it is not found.
+    """
+    if len(_ids(agent)) < 2:  # it has the same namespace
+        return number
+    for entry in glob.iglob("/proc/[0-9]*"):
+        process = int(entry[len("/proc/") :])
+        if _ids(process)[-1:] != [str(number)]:
+            continue
+        if _is_beside(process, agent):
+            return process
+    return agent
+
+
+def _ids(process: int) -> list[str]:
+    """The ids of a process in all its PID namespaces, its own last; empty: it has ended."""
+    ids = _IDS.search(read_proc(f"{process}/status"))
+    if ids is None:
+        return []
+    return ids[1].split()
+
+
+def _is_beside(process: int, other: int) -> bool:
+    """Whether two processes have the same PID namespace."""
+    with suppress(OSError):
+        return os.path.samefile(f"/proc/{process}/ns/pid", f"/proc/{other}/ns/pid")
+    return False
 
 
 def _folder(process: int) -> str:
@@ -70,11 +123,8 @@ def _folder(process: int) -> str:
     return ""
 
 
-def _age(process: int) -> str:
-    """How long a process has been running, `"0:00:09"`."""
-    begin = started(process)
-    if begin is None:
-        return "0 s: it has ended"
+def _age(begin: float) -> str:
+    """How long a process has been running that began then, `"0:00:09"`."""
     seconds = max(0, round(time.clock_gettime(time.CLOCK_BOOTTIME) - begin))
     return str(timedelta(seconds=seconds))
 
