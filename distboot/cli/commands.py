@@ -53,7 +53,7 @@ COMMANDS = {
         needs_settings=True,
     ),
     "stacks": Command(
-        "print where all ranks of a job on this host are",
+        "print where all ranks of a job are, on all its hosts",
         "..tools.stacks",
         "stacks",
     ),

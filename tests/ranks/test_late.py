@@ -4,8 +4,11 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 from conftest import Run
@@ -13,8 +16,10 @@ from inside import replace
 from launched import in_both_ways, in_one_way
 from supervised import Job, Start, raised, until
 
+from distboot import DistbootError
+from distboot.base.process import children_of
 from distboot.base.settings import SupervisionSettings
-from distboot.host import free_port
+from distboot.host import command_line, free_port
 from distboot.job.effects import Conclude, Effect, Request, Say, Send
 from distboot.job.exit_status import LONGEST_HEADLINE, ExitStatus
 from distboot.job.facts import Facts
@@ -32,7 +37,7 @@ from distboot.job.stacks import Stacks, frame
 from distboot.job.wait import Wait
 from distboot.rendezvous.messages import AskStacks, ShowStacks
 from distboot.script.progress import Movement
-from distboot.tools import stacks
+from distboot.tools import jobs_here, stacks
 
 AFTER = 60.0
 LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
@@ -751,6 +756,7 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
     refused = distboot("stacks", "--pid", str(pids[2]))
     assert refused.returncode == 2
     assert "no agent " in refused.stderr
+    assert f" for --pid {pids[2]}, which is not a process here" in refused.stderr
 
 
 def test_sigquit_to_a_wrapper_shows_the_stacks(start: Start) -> None:
@@ -793,6 +799,75 @@ def test_jobs_on_a_host_differ_by_id(start: Start, distboot: Run) -> None:
     of_none = distboot("stacks", "--pid", "1").stderr
     assert re.search(r"answers for --pid 1; \d+ jobs? runs? on this host:\n", of_none)
     assert f"--job {listed[1]}: " in of_none
+    assert "process 1 runs, but no agent " in of_none
+    assert (
+        "hint: a job of one process has no agent, nor has one whose ranks have not met" in of_none
+    )
+    assert "for example" not in of_none
+
+
+def test_stacks_name_the_job_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stacks, "agents_here", lambda _: {"4711-8e4ba74c": ["name"]})
+    monkeypatch.setattr(stacks, "ask", lambda *_: ("rank 0: load",))
+    described = "distboot: job 4711-8e4ba74c: its processes belong to another user or container\n"
+    for options, shown in (([], described), (["--job", "4711"], ""), (["--pid", "7"], "")):
+        assert stacks.stacks(options) == 0
+        assert capfd.readouterr() == ("rank 0: load\n", shown)
+    monkeypatch.setattr(stacks, "ask", lambda *_: ())
+    with pytest.raises(DistbootError, match="no rank of this job runs now"):
+        stacks.stacks([])
+
+
+# A script, and the agent beside it; the script ends at the first line that it reads
+WITH_AGENT = """
+import subprocess, sys
+script = subprocess.Popen(["sleep", "60"])
+words = "import time; time.sleep(60)", "distboot.agent.sidecar", str(script.pid)
+agent = subprocess.Popen([sys.executable, "-c", *words])
+print(script.pid, flush=True)
+sys.stdin.readline()
+script.kill()
+script.wait()
+print(flush=True)
+sys.stdin.readline()
+agent.kill()
+"""
+
+
+@pytest.mark.parametrize("contained", [False, True])
+def test_script_of_an_agent_is_described(contained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent of a bare `init` knows its script by the number in their PID namespace."""
+    words = [sys.executable, "-c", WITH_AGENT]
+    if contained:
+        if os.geteuid() != 0:
+            pytest.skip("needs root, for a PID namespace")
+        words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *words]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd="/", **pipes) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        number = int(parent.stdout.readline())
+        starter = parent.pid
+        if contained:
+            (starter,) = children_of(parent.pid)
+        script, agent = children_of(starter)
+        assert contained == (script != number)
+        until(lambda: "distboot.agent.sidecar" in command_line.command(agent))
+        until(lambda: command_line.command(script) == ["sleep", "60"])
+        monkeypatch.setattr(jobs_here, "holders", lambda _: {"name": agent})
+        running = jobs_here.descriptions({"4711": ["name"]})["4711"]
+        print(file=parent.stdin, flush=True)
+        parent.stdout.readline()
+        ended = jobs_here.descriptions({"4711": ["name"]})["4711"]
+        parent.stdin.close()
+    age = r"running for 0:00:\d\d\)"
+    assert re.fullmatch(rf"sleep 60 in / \(process {script}, {age}", running), running
+    if contained:
+        assert re.fullmatch(rf"\S+ -c … in / \(process {agent}, {age}", ended), ended
+    else:
+        assert ended == f"its script (process {script}) has ended"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
