@@ -208,16 +208,17 @@ def test_missing_framework_may_not_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(text)
+    script.write_text("import horovod.torch as hvd")
     target = Target([sys.executable, str(script)], 2)
     placement = detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"})
-    monkeypatch.setitem(sys.modules, "horovod", None)  # as where it is not installed
-    assert missing_framework_option(target, "torch", placement, {}, None) is None
-    script.write_text("import horovod.torch as hvd")
-    other = Target([sys.executable, str(script)], 2)
-    warning = missing_framework_option(other, "torch", placement, {}, None)
+    warning = missing_framework_option(target, "torch", placement, {}, None)
     assert warning is not None
     assert "train.py starts horovod" in warning
+    without = [folder for folder in sys.path if not (Path(folder) / "horovod").exists()]
+    monkeypatch.setattr(sys, "path", without)  # as where it is not installed
+    script.write_text(text)
+    other = Target([sys.executable, str(script)], 2)
+    assert missing_framework_option(other, "torch", placement, {}, None) is None
 
 
 _IMPORT = "from mpi4py import MPI\n"
